@@ -178,7 +178,9 @@ def connect(meeting: Meeting, me: str, deadline: Deadline) -> socket.socket:
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         try:
+            connection.setblocking(False)  # where its queue is full, connect() would wait without end
             connection.connect(b"\0" + meeting.address)
+            connection.setblocking(True)
             if same_user(connection) is None:
                 raise HorovodInternalError(f"{me}: {meeting.where()} belongs to another user; not connecting")
             return connection

@@ -435,21 +435,20 @@ def _listening_at(host: str, port: int, where: str, backlog: int, me: str, deadl
             time.sleep(min(UNKNOWN_NAME_S, deadline.remaining_s()))
             continue
         reason: OSError | None = None
-        for family, kind, protocol, _, address in found:
+        # A name may have such addresses beside the one that is meant: resolvers put IPv6's link-local ones first.
+        usable = [one for one in found if one[4][0] not in ("0.0.0.0", "::") and "%" not in str(one[4][0])]
+        if not usable:
+            raise InvalidArgumentError(
+                f"{me}: {where} is not the address of one interface that all hosts know: give one of rank 0's own "
+                "addresses, and no link-local one"
+            )
+        for family, kind, protocol, _, address in usable:
             listener = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
             try:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if address[0] in ("0.0.0.0", "::") or "%" in str(address[0]):
-                    raise InvalidArgumentError(
-                        f"{me}: {where} is not the address of one interface that all hosts know: give one of rank 0's "
-                        "own addresses, and no link-local one"
-                    )
                 listener.bind(address)
                 listener.listen(backlog)  # two sockets may be bound to one port while none of them listens
                 return listener
-            except Error:
-                listener.close()
-                raise
             except OSError as error:
                 if reason is None or reason.errno != errno.EADDRINUSE:
                     reason = error

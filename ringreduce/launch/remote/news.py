@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
@@ -128,7 +129,7 @@ def _record(kind: Kind, of: _Fields) -> News:
         return Ready(version, name, identity, of.text("seen_from"), of.text("seen_at"), addresses)
     if kind == Kind.LISTENING:
         refused = {str(ip): str(why) for ip, why in of.pairs("refused", str, str)}
-        return Listening([(str(ip), int(port)) for ip, port in of.pairs("addresses", str, int)], refused)
+        return Listening([_address(str(ip), int(port)) for ip, port in of.pairs("addresses", str, int)], refused)
     if kind == Kind.TRIED:
         return Tried([str(reason) for reason in of.items("reasons", str)])
     if kind == Kind.STARTED:
@@ -142,6 +143,17 @@ def _record(kind: Kind, of: _Fields) -> News:
         status, seconds = of.number("status", -128, 255), of.number("milliseconds", 0, 1 << 52) / 1e3
         return Exit(of.number("rank"), status, seconds)
     raise MismatchError(f"{kind.name} is for agents")
+
+
+def _address(ip: str, port: int) -> tuple[str, int]:
+    """What other hosts' agents are to try. Raises MismatchError."""
+    try:
+        ipaddress.ip_address(ip)
+    except ValueError:
+        raise MismatchError(f"LISTENING at {ip[:64]!r}, which is no address") from None
+    if not 0 < port < 1 << 16:
+        raise MismatchError(f"LISTENING at port {port}")
+    return ip, port
 
 
 def _output(kind: Kind, body: bytes) -> Output:

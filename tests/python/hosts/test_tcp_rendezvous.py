@@ -24,7 +24,7 @@ from ranks import receive_from_test, send_to_test, start_ranks
 from tcp_jobs import tcp_environment
 
 import ringreduce
-from ringreduce.errors import MismatchError, PeerLostError, TimeoutError
+from ringreduce.errors import InvalidArgumentError, MismatchError, PeerLostError, TimeoutError
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.tcp import rendezvous as tcp_rendezvous
 from ringreduce.job.tcp.dial import first_connected
@@ -188,6 +188,21 @@ def leave_descriptors(count: int) -> None:
             os.fstat(limit)
         except OSError:
             free += 1
+
+
+@pytest.mark.parametrize("others", [[], ["127.0.0.1"]])
+def test_a_name_with_a_link_local_address(others: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resolvers put it first. The other addresses of that name are as good as if there were no such one."""
+    stream, port = (socket.SOCK_STREAM, 0, ""), free_port()
+    found: list[Any] = [(socket.AF_INET6, *stream, ("fe80::1%lo", port, 0, 1))]
+    found += [(socket.AF_INET, *stream, (ip, port)) for ip in others]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    if others:
+        with listening_at("node", port, 2, "me", Deadline(HANG_S)) as listener:
+            assert listener.getsockname()[0] == "127.0.0.1"
+    else:
+        with pytest.raises(InvalidArgumentError, match=r"is not the address of one interface .* no link-local one"):
+            listening_at("node", port, 2, "me", Deadline(HANG_S))
 
 
 def meets_with_few_descriptors(port: int, count: int) -> int:

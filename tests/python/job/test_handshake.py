@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -41,6 +42,21 @@ def client(where: Meeting, rank: int = 1, timeout_s: float = HANG_S) -> int:
     for fd in fds:
         os.close(fd)
     return len(fds)
+
+
+def test_a_server_that_takes_nobody() -> None:
+    """It listens, and is stopped, and its queue is full: whoever comes waits for as long as it is to."""
+    where = meeting()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, contextlib.ExitStack() as stack:
+        listener.bind(b"\0" + where.address)
+        listener.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                stranger = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                stranger.setblocking(False)
+                stranger.connect(b"\0" + where.address)
+        with pytest.raises(TimeoutError, match=r"within 0\.1 s"):
+            client(where, timeout_s=0.1)
 
 
 def connected(where: Meeting) -> socket.socket:

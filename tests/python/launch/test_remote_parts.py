@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import selectors
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deadlines import HANG_S
@@ -29,7 +31,7 @@ from ringreduce.launch.remote.addresses import Gate, mac, reasons_against
 from ringreduce.launch.remote.launch import filled, orders
 from ringreduce.launch.remote.meeting import Meeting
 from ringreduce.launch.remote.messages import GREETING, HEADER, NBYTES_MOST, Kind, Unpacker, packed
-from ringreduce.launch.remote.news import Listening, Ready, Tried
+from ringreduce.launch.remote.news import Listening, Ready, Tried, parsed
 
 RINGRUN = run_module("ringreduce.launch.ringrun")
 KEY = b"k" * 32
@@ -155,6 +157,15 @@ def meeting() -> tuple[Meeting, list[tuple[int, Kind]]]:
         made.on_listening(0, Listening([("192.0.2.1", 7)], {}))
     assert not made.on_ready(0, Ready("1.0", "x", "1", "", "", [("eth0", "192.0.2.1"), ("eth1", "192.0.2.9")]))
     return made, told
+
+
+@pytest.mark.parametrize("address", [["192.0.2.1", 0], ["192.0.2.1", 70000], ["node", 7], ["a\0", 7], ["x" * 64, 7]])
+def test_what_other_agents_are_to_try_is_an_address(address: list[Any]) -> None:
+    """Their connect() would raise something else than an OSError, or look the name up."""
+    with pytest.raises(MismatchError, match=r"^LISTENING at "):
+        parsed(Kind.LISTENING, json.dumps({"addresses": [address], "refused": []}).encode())
+    right = {"addresses": [["192.0.2.1", 7], ["fe80::1%eth0", 7]], "refused": []}
+    assert parsed(Kind.LISTENING, json.dumps(right).encode()) == Listening([("192.0.2.1", 7), ("fe80::1%eth0", 7)], {})
 
 
 def test_only_rank_0s_host_says_where_it_is_found() -> None:
