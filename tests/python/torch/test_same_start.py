@@ -12,6 +12,18 @@ torch = pytest.importorskip("torch")
 import ringreduce.torch as hvd  # noqa: E402
 
 
+def errors_of_two_steps(model: Any, optimizer: Any) -> list[str]:
+    """With another gradient on each rank: after the first step ranks' own momenta differ, where they have any."""
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.full((2, 3), hvd.rank() + 1.0)).sum().backward()
+        try:
+            optimizer.step()
+        except hvd.MismatchError as error:
+            return [str(error)]
+    return []
+
+
 def first_steps(mode: str, differs: str, shards: bool) -> tuple[list[str], bool]:
     """What two steps warned of or raised, and whether the ranks end with the same parameters."""
     os.environ["RINGREDUCE_CHECK_PARAMETERS"] = mode
@@ -32,14 +44,7 @@ def first_steps(mode: str, differs: str, shards: bool) -> tuple[list[str], bool]
             if differs == "state of one" and world.rank == 0:
                 plain.state[model[1].bias]["momentum_buffer"] = torch.ones(2)
         optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), shard_step=shards)
-        raised = []
-        for _ in range(2):
-            model(torch.full((2, 3), world.rank + 1.0)).sum().backward()
-            try:
-                optimizer.step()
-            except hvd.MismatchError as error:
-                raised.append(str(error))
-                break
+        raised = errors_of_two_steps(model, optimizer)
         warned = [one for one in caught if "first step" in str(one.message)]
         assert all(one.filename == __file__ for one in warned)
         texts = [str(one.message) for one in warned] + raised
@@ -86,15 +91,7 @@ def start_adasum() -> dict[str, tuple[list[str], bool]]:
             model = torch.nn.Linear(3, 2)
             plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
             optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), op=hvd.Adasum)
-            raised = []
-            for _ in range(2):  # after the first, momenta differ, as they may
-                optimizer.zero_grad()
-                model(torch.full((2, 3), world.rank + 1.0)).sum().backward()
-                try:
-                    optimizer.step()
-                except hvd.MismatchError as error:
-                    raised.append(str(error))
-                    break
+            raised = errors_of_two_steps(model, optimizer)
             texts = [str(one.message) for one in caught if "first step" in str(one.message)] + raised
             ends = hvd.allgather_object([parameter.tolist() for parameter in model.parameters()])
             found[mode] = texts, ends[0] == ends[1]
