@@ -117,4 +117,28 @@ ROWS = (
         "        return self.first_failure\n",
         (*IMPORTERS, "test_launch.py::test_a_rank_that_has_lost_another_is_not_the_first_to_fail"),
     ),
+    Mutation(
+        "report-of-a-stranger",
+        "ringreduce/launch/reports.py",
+        "            if not hmac.compare_digest(secret, self._secret):",
+        "            if False:",
+        (
+            "test_uncaught.py::test_the_line_about_a_rank_has_its_exception",  # its ringrun imports the file
+            "test_uncaught.py::test_reports_that_are_not_the_jobs_are_dropped",
+        ),
+    ),
+    Mutation(
+        "signal-while-forking",
+        "ringreduce/launch/spawn.py",
+        "        signal.pthread_sigmask(signal.SIG_BLOCK, (*FORWARDED, signal.SIGCONT))\n",
+        "",
+        ("test_launch.py::test_a_signal_to_a_rank_that_is_being_started_is_not_one_to_ringrun",),
+    ),
+    Mutation(
+        "output-on-a-full-disk",
+        "ringreduce/launch/output.py",
+        "            if not has_reader_gone and self._lost is not None:\n",
+        "            if False:\n",
+        ("test_launch_output.py::test_output_that_cannot_be_written",),
+    ),
 )

@@ -264,6 +264,20 @@ ROWS = (
         ("test_keras2.py::test_keras_2_trains_as_horovod_did",),
     ),
     Mutation(
+        "jax-other-trees",
+        "ringreduce/jax/operands.py",
+        "zlib.crc32(repr(paths).encode())",
+        "zlib.crc32(repr(len(paths)).encode())",
+        ("test_jax_errors.py::test_other_trees_are_a_mismatch",),
+    ),
+    Mutation(
+        "jax-other-steps",
+        "ringreduce/jax/alike.py",
+        "jax.lax.cond(are_in_one_step(mean), ",
+        "jax.lax.cond(are_in_one_step(mean) | True, ",
+        ("test_jax_local_sgd_apart.py::test_ranks_in_other_steps_are_told_so",),
+    ),
+    Mutation(
         "tensorflow-1-start",
         "ringreduce/tensorflow/first_step.py",
         "tf.reduce_all(tf.equal(counts, self._process_set.size()))",
