@@ -47,10 +47,9 @@ class RecursiveDoubling final : public Algorithm {
       moved += n;
     }
     if (now.receives && received_ < nbytes) {
-      std::byte* at = piece.dst + received_;
-      const size_t n = now.folds && !now.is_first ? link.fold(at, nbytes - received_, bare(reduction_), *team_.kernels)
-                       : now.folds                ? link.pull(incoming_.get() + received_, nbytes - received_)
-                                                  : link.pull(at, nbytes - received_);
+      std::byte* at = (now.is_first ? incoming_.get() : piece.dst) + received_;
+      const size_t n = now.folds ? link.fold(at, nbytes - received_, bare(reduction_), *team_.kernels)
+                                 : link.pull(at, nbytes - received_);
       received_ += n;
       moved += n;
     }
@@ -80,7 +79,7 @@ class RecursiveDoubling final : public Algorithm {
     bool sends;
     bool receives;
     bool folds;
-    bool is_first = false;  // what the peer sends is the first operand
+    bool is_first = false;  // what the peer sends is the first operand: folded once it is all here
   };
 
   void build_moves() {
@@ -92,7 +91,8 @@ class RecursiveDoubling final : public Algorithm {
     }
     if (paired) moves_.push_back({team_.me - 1, false, true, true});
     for (int distance = 1; distance < plan_.power; distance *= 2) {
-      moves_.push_back({plan_.real_rank(v ^ distance), true, true, true, (v & distance) != 0});
+      const bool is_first = (v & distance) != 0;
+      moves_.push_back({plan_.real_rank(v ^ distance), true, true, !is_first, is_first});
     }
     if (paired) moves_.push_back({team_.me - 1, true, false, false});
   }

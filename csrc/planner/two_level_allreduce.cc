@@ -85,7 +85,7 @@ std::unique_ptr<Algorithm> TwoLevelAllreduce::two_levels(const Piece& tensor, co
   }
   if (me >= slices_) return hierarchical(std::move(parts), nullptr);
   Reduction between = reduction;
-  if (!is_flat_ || scales_here) between.prescale = 1.0;
+  if (scales_here) between.prescale = 1.0;
   if (is_float) between.dtype = DType::kFloat32;
   std::vector<Piece> mine;
   for (size_t k = 0; k < pieces.size(); ++k) {

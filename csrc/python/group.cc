@@ -8,6 +8,14 @@
 #include "python/calls.h"
 
 namespace rr {
+namespace {
+
+PyWork barrier_async(const PyGroup& group, const py::object& name) {
+  Request request;
+  return submit(group, request, name, std::make_unique<Held>());
+}
+
+}  // namespace
 
 void bind_group(py::module_& m) {
   m.attr("RING_NBYTES") = kRingNbytes;
@@ -95,19 +103,9 @@ void bind_group(py::module_& m) {
           },
           py::arg("src"), py::arg("dst"), py::arg("root"), py::arg("name"))
       .def(
-          "barrier",
-          [](const PyGroup& g, const py::object& name) {
-            Request request;
-            submit(g, request, name, std::make_unique<Held>()).wait(std::nullopt);
-          },
+          "barrier", [](const PyGroup& g, const py::object& name) { barrier_async(g, name).wait(std::nullopt); },
           py::arg("name"))
-      .def(
-          "barrier_async",
-          [](const PyGroup& g, const py::object& name) {
-            Request request;
-            return submit(g, request, name, std::make_unique<Held>());
-          },
-          py::arg("name"))
+      .def("barrier_async", &barrier_async, py::arg("name"))
       .def(
           "send_async",
           [](const PyGroup& g, py::handle src, int peer, int tag) { return message(g, src, peer, tag, true); },

@@ -18,14 +18,14 @@ from ringreduce.job.process_sets import ProcessSet
 BITS = 31  # of a step, an int32 that is not negative
 
 
-def card_of(step: Any) -> jax.Array:
+def presence_and_step(step: Any) -> jax.Array:
     """What a rank sends beside the arrays of an Average: a one, the bits of its step, and what is missing to ones."""
     bits = (jnp.asarray(step, jnp.int32) >> jnp.arange(BITS, dtype=jnp.int32)) & 1
     return jnp.concatenate([jnp.ones(1, bits.dtype), bits, 1 - bits]).astype(float)
 
 
 def are_in_one_step(mean: Any) -> jax.Array:
-    """Whether all ranks have sent the same step; mean: the Average of their cards, or what is there of it.
+    """Whether all ranks have sent the same step; mean: the Average of what they have sent, or what is there of it.
 
     Where ranks differ in a bit, neither its mean nor that of what is missing to one is zero, and where they do not,
     one of them is. That is exact, while the mean of equal numbers may differ from them, as with 49 ranks. Ranks that
@@ -48,12 +48,12 @@ def check(mean: jax.Array, name: str, process_set: ProcessSet) -> None:
     jax.lax.cond(are_in_one_step(mean), lambda: (), refuse)
 
 
-def of_present(mean: jax.Array, card: jax.Array) -> jax.Array:
+def of_present(mean: jax.Array, sent: jax.Array) -> jax.Array:
     """The mean over the ranks that take part, from the Average, to which ranks that have joined add zeros.
 
-    card: the Average of the ranks' cards. Where nobody has joined the mean stays as it is, bit for bit.
+    sent: the Average of the ranks' presence_and_step(). Where nobody has joined the mean stays as it is, bit for bit.
     """
     wide = jnp.promote_types(mean.dtype, jnp.float32)
-    scaled = (mean.astype(wide) / card[0].astype(wide)).astype(mean.dtype)
+    scaled = (mean.astype(wide) / sent[0].astype(wide)).astype(mean.dtype)
     # The mean of ones may be off by a rounding, which is less than what one rank of a million makes.
-    return jnp.where(card[0] > 1 - 1e-6, mean, scaled)
+    return jnp.where(sent[0] > 1 - 1e-6, mean, scaled)

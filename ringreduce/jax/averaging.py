@@ -165,9 +165,10 @@ class LocalSGD:
             of_present: divides by the number of ranks that have not joined, and not by that of all ranks.
         """
         name = f"{self._name} {what}".rstrip()
-        mean, card = grouped_allreduce((tree, alike.card_of(step)), name=name, process_set=self._process_set)
-        alike.check(card, name, self._process_set)
-        return jax.tree_util.tree_map(lambda leaf: alike.of_present(leaf, card), mean) if of_present else mean
+        both = tree, alike.presence_and_step(step)
+        mean, sent = grouped_allreduce(both, name=name, process_set=self._process_set)
+        alike.check(sent, name, self._process_set)
+        return jax.tree_util.tree_map(lambda leaf: alike.of_present(leaf, sent), mean) if of_present else mean
 
 
 def local_sgd(

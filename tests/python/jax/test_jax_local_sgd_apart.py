@@ -86,8 +86,8 @@ def exact() -> None:
     for size in (1, 2, 3, 49, 98, 103, 1000):
         for step in (0, 1, 6, 2**31 - 1):
             for other in (step, step ^ 1, step ^ 2**30):
-                cards = [np.asarray(alike.card_of(one)) for one in (step, other)]
-                total = cards[0] * (size - 1) + cards[1 if size > 1 else 0]
+                sent = [np.asarray(alike.presence_and_step(one)) for one in (step, other)]
+                total = sent[0] * (size - 1) + sent[1 if size > 1 else 0]
                 for mean in (total / np.float32(size), total * (np.float32(1) / np.float32(size))):
                     assert mean.dtype == np.float32
                     assert bool(alike.are_in_one_step(mean)) == (size == 1 or other == step)

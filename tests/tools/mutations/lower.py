@@ -411,7 +411,7 @@ ROWS = (
     Mutation(
         "doubling-order",
         "csrc/collective/recursive_doubling.cc",
-        "true, true, true, (v & distance) != 0}",
+        "true, true, !is_first, is_first}",
         "true, true, true}",
         ("collectives_test::all-reduce: all ranks have the same zeros",),
     ),
