@@ -50,6 +50,13 @@ class Deadline:
         if self._check is not None:
             self._check()
 
+    def check_for(self, seconds: float) -> None:
+        """Calls check() until so much time has passed, or none is left; returns at once where there is no check."""
+        until_s = time.monotonic() + min(seconds, self.remaining_s())
+        while self._check is not None and time.monotonic() < until_s:
+            self._check()
+            time.sleep(CHECK_S)
+
     def expired(self) -> bool:
         """True once no time is left."""
         return self.remaining_s() == 0.0

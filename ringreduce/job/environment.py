@@ -117,7 +117,7 @@ def name_across_hosts(source: str, job: str | None, environ: Environ = os.enviro
 
 
 _JOB_ACROSS_HOSTS = {
-    "torchrun": ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+    "torchrun": ("TORCHELASTIC_RUN_ID",),  # not the number of restarts: an agent counts those that its own ranks cause
     "slurm": ("SLURM_JOB_ID", "SLURM_STEP_ID"),
 }
 

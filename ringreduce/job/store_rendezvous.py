@@ -1,8 +1,10 @@
 """How ranks that share a key-value store come to be a group: those of torch.distributed, whatever has started them.
 
-Each rank writes where it is. Rank 0 reads all of that and answers: on one host, where the ranks meet (rendezvous.py);
-on several, that they meet over TCP, and then where rank 0 listens for them (tcp/job.py). Others may write into the
-store: between hosts a rank believes what it reads there once a proof of the job's secret has shown it to be true.
+Rank 0 names the meeting. Each rank writes where it is. Rank 0 reads all of that and answers: on one host, where the
+ranks meet (rendezvous.py); on several, that they meet over TCP, and then where rank 0 listens for them (tcp/job.py).
+Others may write into the store: between hosts a rank believes what it reads there once a proof of the job's secret has
+shown it to be true. The store may hold what ranks before these have left there, those for instance that torchrun has
+ended and started again: a rank believes an answer that repeats the nonce of its own record.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import builtins
 import json
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,14 +24,16 @@ from ringreduce.job.environment import Placement
 from ringreduce.job.handshake import same_mac, told_error
 from ringreduce.job.places import HOST_NAME_CHARS, TcpWanted
 from ringreduce.job.tcp.job import LOOPBACK, NEW_SECRET, host_and_port, meet_told
-from ringreduce.job.tcp.rendezvous import NONCE_NBYTES, mac, read_secret
+from ringreduce.job.tcp.rendezvous import NONCE_NBYTES, STALE_S, mac, read_secret
 
 if TYPE_CHECKING:
     from ringreduce import _core
 
 STORE_KEY = "ringreduce/rendezvous"
-LISTENS_KEY = STORE_KEY + "/listens"
+"""Holds the name of the meeting; the keys of its records, its answer and rank 0's address begin with both."""
 TAG_NBYTES = 16
+LOOK_S = 0.1
+"""How often a rank that waits for rank 0's answer looks whether it has named another meeting."""
 OF_ONE_HOST = {"auto", "shm", "shm+tcp", "mpi"}
 """Values of RINGREDUCE_TRANSPORT with which ranks of one host share memory, in such groups."""
 _remembered = b""
@@ -125,27 +130,70 @@ class _StoreMeeting:
         self._transport = config.value("RINGREDUCE_TRANSPORT").value.lower()
         self._is_one_host = False  # on rank 0, once it has decided
         self._secret = b""  # what there is for connections between hosts
+        self._name = ""  # of the meeting
         self.deadline = deadline
         self.me = f"[rendezvous] rank {rank}/{size}"
 
     def answer(self) -> dict[str, Any]:
         """What rank 0 answers to all ranks. Raises the error that it tells."""
-        if self._rank != 0:
-            self._store.set(f"{STORE_KEY}/{self._rank}", json.dumps(self._record()).encode())
-            answer = self._read(STORE_KEY, 0)
-            if "error" in answer:
-                raise told_error(str(answer.get("kind")), f"{self.me}: told by rank 0: {answer['error']}")
-            return answer
-        answer = {}
+        if self._rank == 0:
+            return self._own_answer()
+        answer = None
+        while answer is None:
+            self._name = self._get(STORE_KEY, 0).decode(errors="replace")
+            record = self._record()
+            self._store.set(self._key(str(self._rank)), json.dumps(record).encode())
+            answer = self._answer_to(record["nonce"])
+        if "error" in answer:
+            raise told_error(str(answer.get("kind")), f"{self.me}: told by rank 0: {answer['error']}")
+        return answer
+
+    def _own_answer(self) -> dict[str, Any]:
+        """Rank 0's, once all records are there."""
+        self._name = os.urandom(TAG_NBYTES).hex()
+        self._store.set(STORE_KEY, self._name.encode())
+        answer: dict[str, Any] = {}
+        records: list[dict[str, Any]] = []
         try:
-            records = [self._record()]
-            records += [self._read(f"{STORE_KEY}/{other}", other) for other in range(1, self._size)]
+            records.append(self._record())
+            records.extend(self._read(self._key(str(other)), other) for other in range(1, self._size))
             answer = self._decided(records)
         except BaseException as error:
             answer = {"error": str(error) or type(error).__name__, "kind": type(error).__name__}
             raise
         finally:
-            self._store.set(STORE_KEY, json.dumps(answer).encode())
+            answer["to"] = [record.get("nonce") for record in records]
+            self._store.set(self._key("answer"), json.dumps(answer).encode())
+        return answer
+
+    def _answer_to(self, nonce: str) -> dict[str, Any] | None:
+        """Rank 0's answer to the record with that nonce, or an error that it has told before it read the record.
+
+        Returns None where rank 0 has named another meeting: the one of this record was of ranks before these.
+        """
+        believed_s = time.monotonic() + STALE_S  # from when on an error that was told before may be of this meeting
+        while self._get(STORE_KEY, 0).decode(errors="replace") == self._name:
+            answer = self._read_answer()
+            is_late = self.deadline.expired()
+            if answer is not None and nonce in answer["to"]:
+                return answer
+            if answer is not None and "error" in answer and (is_late or time.monotonic() > believed_s):
+                return answer
+            if is_late:
+                raise self._missing(0)
+            if answer is not None:
+                time.sleep(LOOK_S)
+        return None
+
+    def _read_answer(self) -> dict[str, Any] | None:
+        """What rank 0 has answered in the meeting of that name; None if it has not within a moment."""
+        try:
+            value = self._store.get(self._key("answer"), LOOK_S)
+        except builtins.TimeoutError:
+            return None
+        answer = self._parsed(value, 0)
+        if not isinstance(answer.get("to"), list):
+            raise _another_version(self.me, 0)
         return answer
 
     def over_tcp(self, tag: Any, names: list[str], segment: Callable[[], int]) -> JoinedGroup:
@@ -219,14 +267,20 @@ class _StoreMeeting:
     def _tell(self, text: str | None) -> str:
         """Rank 0's text, on all ranks; None elsewhere. The store is no secret."""
         if text is None:
-            return self._get(LISTENS_KEY, 0).decode(errors="replace")
-        self._store.set(LISTENS_KEY, text.encode())
+            return self._get(self._key("listens"), 0).decode(errors="replace")
+        self._store.set(self._key("listens"), text.encode())
         return text
 
+    def _key(self, part: str) -> str:
+        return f"{STORE_KEY}/{self._name}/{part}"
+
     def _read(self, key: str, other: int) -> dict[str, Any]:
+        return self._parsed(self._get(key, other), other)
+
+    def _parsed(self, text: bytes, other: int) -> dict[str, Any]:
         """A value that another rank has written. Raises MismatchError where it is not JSON of an object."""
         try:
-            value = json.loads(self._get(key, other))
+            value = json.loads(text)
         except (ValueError, RecursionError):  # not JSON, not UTF-8, or nested without end
             value = None
         if not isinstance(value, dict):
@@ -237,8 +291,11 @@ class _StoreMeeting:
         try:
             return self._store.get(key, self.deadline.wait_s() or 0.0)
         except builtins.TimeoutError:
-            within = f"within {self.deadline.timeout_s:g} s"
-            raise TimeoutError(f"{self.me}: rank {other} did not come to the group's store {within}") from None
+            raise self._missing(other) from None
+
+    def _missing(self, other: int) -> TimeoutError:
+        within = f"within {self.deadline.timeout_s:g} s"
+        return TimeoutError(f"{self.me}: rank {other} did not come to the group's store {within}")
 
 
 def _secret(transport: str) -> bytes:

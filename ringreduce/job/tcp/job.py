@@ -6,6 +6,7 @@ Unix socket where the ranks of one host meet. Or the user has said it to all of 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -18,9 +19,10 @@ from ringreduce.job.deadline import Deadline
 from ringreduce.job.environment import Placement
 from ringreduce.job.handshake import told_error
 from ringreduce.job.places import TCP, TcpWanted
-from ringreduce.job.tcp import slurm_step, torchrun_store
+from ringreduce.job.tcp import slurm_step
 from ringreduce.job.tcp.own_address import reachable_ip
 from ringreduce.job.tcp.rendezvous import (
+    STALE_S,
     Met,
     TcpMeeting,
     address_text,
@@ -32,6 +34,7 @@ from ringreduce.job.tcp.rendezvous import (
     users_ports,
 )
 from ringreduce.job.tcp.rendezvous_server import listening_at
+from ringreduce.job.tcp.torchrun_store import ToldAgainError, ToldByStore
 
 LOOPBACK = "127.0.0.1"
 ERROR_CHARS = 1000
@@ -128,9 +131,11 @@ def meet_ranks(told_by: Source, place: Placement, wanted: TcpWanted, count: int,
         return meet_over_mpi(world, wanted, count, timeout_s)
     if told_by == "torchrun":
         names = [os.environ.get("MASTER_ADDR", "")]
-        return meet_told(
-            place, wanted, count, deadline, names, lambda text: torchrun_store.tell(text, count, me, deadline)
-        )
+        with contextlib.closing(ToldByStore(count, me, timeout_s)) as told:
+            met = meet_told(place, wanted, count, told.deadline, names, told.tell)
+            if place.rank == 0:
+                told.forget()
+            return met
     host, port = host_and_port(wanted.address)
     secret = _own_secret(place, wanted)
     gate = None
@@ -181,7 +186,7 @@ def meet_told(
         count: as each rank must say.
         here: the address to listen at if none is given, or names by which other hosts know rank 0's.
         tell: takes rank 0's text, None elsewhere; returns it on all ranks. Where the ranks know no secret, nobody else
-            may read it.
+            may read it. Called again where the deadline's check raises ToldAgainError.
 
     Raises: as meet_ranks().
     """
@@ -206,10 +211,12 @@ def meet_told(
             host, port = gate.getsockname()[:2]
             told = {"address": address_text(host, port), "secret": None if wanted.has_secret else secret.hex()}
             tell(json.dumps(told))
-        else:
-            host, port, secret = _heard(tell(None), place, wanted, me)
-        meeting = TcpMeeting(host, port, secret, place.rank, place.size, count, wanted.transport)
-        return meet(meeting, deadline, gate, listener)
+        while True:
+            with contextlib.suppress(ToldAgainError):
+                if gate is None:
+                    host, port, secret = _heard(tell(None), place, wanted, me, deadline)
+                meeting = TcpMeeting(host, port, secret, place.rank, place.size, count, wanted.transport)
+                return meet(meeting, deadline, gate, listener)
     except BaseException:
         if listener is not None:
             listener.close()
@@ -224,11 +231,12 @@ def _short(text: str) -> str:
     return text.encode("ascii", "backslashreplace")[:ERROR_CHARS].decode()
 
 
-def _heard(text: str, place: Placement, wanted: TcpWanted, me: str) -> tuple[str, int, bytes]:
+def _heard(text: str, place: Placement, wanted: TcpWanted, me: str, deadline: Deadline) -> tuple[str, int, bytes]:
     """Where rank 0 listens, and the secret."""
     try:
         told = json.loads(text)
         if "error" in told:
+            deadline.check_for(STALE_S)
             raise told_error(str(told["kind"]), f"{me}: told by rank 0: {told['error']}")
         host, port = parse_address(told["address"])
         secret = None if told["secret"] is None else bytes.fromhex(told["secret"])

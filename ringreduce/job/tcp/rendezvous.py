@@ -57,6 +57,8 @@ HOST_HAS_GONE = frozenset((errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREAC
 """What a connection ends with whose other side's host answers no more."""
 TURNED_AWAY_S = 0.02
 """How long a caller waits before it comes again to rank 0, which had no room for it."""
+STALE_S = 5.0
+"""How long a rank that is told where an earlier rank 0 has listened gives the present one to tell something else."""
 LAST_ANSWER_S = 2.0
 """How much longer than its own deadline a caller waits for rank 0, which can say which ranks are missing."""
 
@@ -341,6 +343,7 @@ def _connect(meeting: TcpMeeting, deadline: Deadline, lost: PeerLostError, known
             if error.errno in NO_ROOM and not isinstance(error, socket.gaierror):
                 raise
             reason, is_refused = str(error), error.errno == errno.ECONNREFUSED
+        deadline.check()
         if known and (is_refused or deadline.expired()):
             raise lost
         if deadline.expired():
@@ -366,9 +369,11 @@ def _ask(meeting: TcpMeeting, connection: socket.socket, record: dict[str, Any],
             time.sleep(TURNED_AWAY_S)
             raise _NotHeardError from None
         if not challenge.startswith(MAGIC):
+            deadline.check_for(STALE_S)
             raise MismatchError(f"{meeting.me()}: what listens at {meeting.where()} is not this version of ringreduce")
         nonce, proof = challenge[len(MAGIC) : -MAC_NBYTES], challenge[-MAC_NBYTES:]
         if not same_mac(proof, mac(meeting.secret, b"server", hello, nonce)):
+            deadline.check_for(STALE_S)
             raise MismatchError(
                 f"{meeting.me()}: what listens at {meeting.where()} does not know this job's secret: the secret file "
                 "has to be the same on all hosts"

@@ -311,7 +311,6 @@ def test_ranks_with_other_secrets_do_not_meet(tcp: dict[str, str], tmp_path: Pat
 
 
 def test_ranks_of_another_job_with_the_same_secret_do_not_meet(tcp: dict[str, str]) -> None:
-    """As torchrun's of a restarted job would, beside those of its dying predecessor."""
     first, second = errors({0: tcp | {"JOB": "new"}, 1: tcp | {"JOB": "old"}}, 2)
     assert first.startswith("TimeoutError: [rendezvous] rank 0/2: rank 1 did not come"), first
     assert second.startswith("MismatchError: "), second

@@ -380,6 +380,38 @@ def test_torchrun_with_a_rendezvous_of_its_own(lab: Lab, secret: str) -> None:
     assert lines in ways
 
 
+FAILS_ON_ONE_HOST = """
+import os, time
+from pathlib import Path
+failed = Path(os.environ["RR_FAILED"])
+if not failed.exists():
+    import ringreduce
+    ringreduce.init()
+    ringreduce.barrier()
+    if ringreduce.rank() == 3:
+        failed.touch()
+        raise SystemExit("once")
+    while True:  # until the agent ends this rank, which fails on the other host only
+        time.sleep(0.1)
+print("restarts", os.environ["TORCHELASTIC_RESTART_COUNT"])
+"""
+
+
+@needs_lab
+def test_torchrun_starts_ranks_again_that_one_agent_counts(lab: Lab, secret: str) -> None:
+    """An agent whose ranks have not failed starts them again without counting it."""
+    pytest.importorskip("torch")
+    path = lab.folder / "fails_on_one_host.py"
+    path.write_text(FAILS_ON_ONE_HOST + REPORT)
+    words = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "a:29400", "--rdzv-id", "9"]
+    env = {"RINGREDUCE_SECRET_FILE": secret, "RR_FAILED": str(lab.folder / "failed")}
+    _, outputs = tcp_jobs.torchrun(lab, [path], env, rendezvous=words, options=("--max-restarts", "1"))
+    counts = sorted(re.findall(r"^restarts (\d)", output, re.MULTILINE) for output in outputs)
+    assert counts == [["0", "0"], ["1", "1"]], outputs
+    ways = [wanted("TCP", at) for at in (("10.77.0.1", "10.77.0.2"), ("10.77.0.2", "10.77.0.1"))]
+    assert said("".join(outputs)) in ways, outputs
+
+
 @needs_lab
 def test_torchrun_without_a_store_that_ranks_may_ask(lab: Lab, secret: str) -> None:
     words = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "a:29400", "--rdzv-id", "8"]

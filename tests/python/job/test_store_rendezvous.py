@@ -19,7 +19,7 @@ from together import together
 from ringreduce import _core
 from ringreduce.errors import InvalidArgumentError, MismatchError, TimeoutError, UnavailableError
 from ringreduce.job import rendezvous, store_rendezvous
-from ringreduce.job.store_rendezvous import LISTENS_KEY, STORE_KEY, join_with_store
+from ringreduce.job.store_rendezvous import STORE_KEY, join_with_store
 
 SOON_S = 0.5
 
@@ -42,6 +42,20 @@ class DictStore:
             if not self.changed.wait_for(lambda: key in self.values, timeout_s):
                 raise builtins.TimeoutError(key)
             return self.values[key]
+
+
+def is_of(key: str, part: str) -> bool:
+    """Whether a key is of rank 1's record, rank 0's answer and so on, in whichever meeting."""
+    return key.startswith(STORE_KEY) and key.endswith("/" + part)
+
+
+def answering(answer: dict[str, Any]) -> Callable[[str, bytes], bytes]:
+    """Has rank 0 answer something else to the same records."""
+
+    def change(key: str, value: bytes) -> bytes:
+        return json.dumps({"to": json.loads(value)["to"], **answer}).encode() if is_of(key, "answer") else value
+
+    return change
 
 
 def over(
@@ -116,7 +130,7 @@ def test_several_hosts_that_cannot_be_connected(
         monkeypatch.setenv(name, value)
 
     def elsewhere(key: str, value: bytes) -> bytes:
-        return value.replace(rendezvous.host_identity(), b"elsewhere") if key == f"{STORE_KEY}/1" else value
+        return value.replace(rendezvous.host_identity(), b"elsewhere") if is_of(key, "1") else value
 
     here = os.uname().nodename[:64]
     for error in all_over(DictStore(elsewhere), 3):
@@ -127,7 +141,7 @@ def test_several_hosts_that_cannot_be_connected(
 
 def changed(**fields: str) -> Callable[[str, bytes], bytes]:
     """Rank 1's record with other values."""
-    return lambda key, value: json.dumps(json.loads(value) | fields).encode() if key == f"{STORE_KEY}/1" else value
+    return lambda key, value: json.dumps(json.loads(value) | fields).encode() if is_of(key, "1") else value
 
 
 @pytest.mark.usefixtures("tcp")
@@ -141,8 +155,8 @@ def changed(**fields: str) -> Callable[[str, bytes], bytes]:
         ),
         (changed(nonce="00" * 32), "rank 1, on .*, has another secret than this rank"),
         (lambda key, value: value.replace(b'"problem"', b'"trouble"'), "rank 1 has written .* not this version"),
-        (lambda key, value: b"\xff" if key == f"{STORE_KEY}/1" else value, "rank 1 has written .* not this version"),
-        (lambda key, value: b"[1]" if key == f"{STORE_KEY}/1" else value, "rank 1 has written .* not this version"),
+        (lambda key, value: b"\xff" if is_of(key, "1") else value, "rank 1 has written .* not this version"),
+        (lambda key, value: b"[1]" if is_of(key, "1") else value, "rank 1 has written .* not this version"),
     ],
     ids=["transport", "secret", "replayed", "fields", "bytes", "list"],
 )
@@ -155,12 +169,13 @@ def test_ranks_that_disagree_are_told(change: Callable[[str, bytes], bytes], wor
 @pytest.mark.parametrize(
     "answer",
     [
-        *(b"\xff", b"[]", b"{}", b'{"address": "xy", "secret": ""}', b'{"address": 5}', b"[" * 100_000),
-        *(b'{"tag": 5}', b'{"tag": "00"}', b'{"tag": "%s"}' % (b"\\ud800" * 32)),
+        *(b"\xff", b"[]", b"{}", b'{"to": 5}', b"[" * 100_000),
+        *({"address": "xy", "secret": ""}, {"address": 5}, {}, {"tag": 5}, {"tag": "00"}, {"tag": "\ud800" * 32}),
     ],
 )
-def test_an_answer_that_cannot_be_read(answer: bytes) -> None:
-    store = DictStore(lambda key, value: answer if key == STORE_KEY else value)
+def test_an_answer_that_cannot_be_read(answer: Any) -> None:
+    unread = lambda key, value: answer if is_of(key, "answer") else value  # noqa: E731
+    store = DictStore(unread if isinstance(answer, bytes) else answering(answer))
     errors = together(lambda: over(store, 0, 2, SOON_S), lambda: over(store, 1, 2))
     assert isinstance(errors[0], TimeoutError), errors
     assert isinstance(errors[1], MismatchError), errors
@@ -174,7 +189,7 @@ def test_who_writes_into_the_store_does_not_join() -> None:
 
         def astray(key: str, value: bytes) -> bytes:
             address = f"127.0.0.1:{stranger.getsockname()[1]}"
-            return json.dumps({"address": address, "secret": "00" * 32}).encode() if key == LISTENS_KEY else value
+            return json.dumps({"address": address, "secret": "00" * 32}).encode() if is_of(key, "listens") else value
 
         store = DictStore(astray)
         errors = together(lambda: over(store, 0, 2, SOON_S), lambda: over(store, 1, 2))
@@ -186,7 +201,7 @@ def test_who_writes_into_the_store_does_not_join() -> None:
 
 @pytest.mark.usefixtures("tcp")
 def test_another_groups_tag_is_another_secret() -> None:
-    store = DictStore(lambda key, value: b'{"tag": "%s"}' % (b"0" * 32) if key == STORE_KEY else value)
+    store = DictStore(answering({"tag": "0" * 32}))
     errors = together(lambda: over(store, 0, 2, SOON_S), lambda: over(store, 1, 2))
     assert isinstance(errors[0], TimeoutError)
     assert isinstance(errors[1], MismatchError)
@@ -249,5 +264,49 @@ def test_the_secret_is_not_in_the_store(tcp: pytest.MonkeyPatch) -> None:
     tcp.delenv("RINGREDUCE_SECRET_FILE")
     tcp.setattr(store_rendezvous, "_remembered", b"s" * 32)
     all_over(DictStore(keep), 2)
-    assert len(told) == 3
+    assert len(told) == 4
     assert not any(b"s" * 8 in value or (b"s" * 32).hex().encode() in value for value in told)
+
+
+class CountingStore(DictStore):
+    """Tells a test when somebody has read a rank 0's answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = threading.Event()
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        value = super().get(key, timeout_s)
+        if is_of(key, "answer"):
+            self.read.set()
+        return value
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize("was_error", [False, True])
+def test_ranks_before_these_have_left_their_keys(transport: str, was_error: bool, tcp: pytest.MonkeyPatch) -> None:
+    """As ranks that were killed do, before torchrun starts others. Rank 1 comes first, and reads the old keys."""
+    tcp.setattr(store_rendezvous, "STALE_S", HANG_S)
+    store = CountingStore()
+    tcp.setenv("RINGREDUCE_TRANSPORT", "pigeon" if was_error else transport)
+    assert all(isinstance(one, InvalidArgumentError) == was_error for one in all_over(store, 2))
+    tcp.setenv("RINGREDUCE_TRANSPORT", transport)
+    store.read.clear()
+
+    def later() -> Any:
+        assert store.read.wait(HANG_S)
+        return over(store, 0, 2)
+
+    first, second = together(later, lambda: over(store, 1, 2))
+    assert first[1:] == second[1:], (first, second)
+    assert (first[0] == second[0]) == (transport == "auto")
+
+
+def test_an_error_before_the_record_is_read_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 gives up on rank 1; rank 2 comes after that."""
+    monkeypatch.setattr(store_rendezvous, "STALE_S", 0.1)
+    store = DictStore()
+    assert isinstance(*together(lambda: over(store, 0, 3, 0.1)), TimeoutError)
+    (error,) = together(lambda: over(store, 2, 3))
+    assert isinstance(error, TimeoutError)
+    assert "rank 1 did not come" in str(error)

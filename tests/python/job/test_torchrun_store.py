@@ -1,0 +1,115 @@
+"""What ranks that torchrun has started again do with what its store still holds of those before them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from deadlines import HANG_S
+from ports import free_port
+from tcp_jobs import secret_file
+
+from ringreduce.errors import InvalidArgumentError
+from ringreduce.job.environment import Placement
+from ringreduce.job.places import TcpWanted
+from ringreduce.job.tcp import rendezvous
+from ringreduce.job.tcp.job import meet_told
+from ringreduce.job.tcp.rendezvous import Met
+from ringreduce.job.tcp.torchrun_store import ToldByStore
+
+distributed = pytest.importorskip("torch.distributed")
+KEY = "ringreduce/rank 0/0"
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> object:
+    """torchrun's."""
+    kept = distributed.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=HANG_S))
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(kept.port))
+    return kept
+
+
+@pytest.fixture
+def port_of_a_stranger() -> Iterator[int]:
+    """Where a program listens that answers everybody with bytes of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.sendall(b"220 mail.example.com ready" * 20)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(HANG_S)
+
+
+def meet(rank: int, told: ToldByStore, folder: Path) -> Met:
+    place = Placement(rank, 2, 0, 1, rank, 2, "torchrun", "")
+    wanted = TcpWanted("", str(folder / "secret"), "tcp", None, None)
+    with contextlib.closing(told):
+        return meet_told(place, wanted, 0, told.deadline, "127.0.0.1", told.tell)
+
+
+def close(met: Met) -> None:
+    met.listener.close()
+
+
+@pytest.mark.parametrize("what", ["a port where nobody listens", "a stranger's port", "an error"])
+def test_what_an_earlier_rank_0_has_told_is_not_believed(
+    store: object, port_of_a_stranger: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    secret_file(tmp_path)
+    address = f"127.0.0.1:{free_port() if what == 'a port where nobody listens' else port_of_a_stranger}"
+    earlier = {"error": "no port was free", "kind": "MismatchError"} if what == "an error" else {"address": address}
+    store.set(KEY, json.dumps({"secret": None, **earlier}))  # type: ignore[attr-defined]
+    has_read, check = threading.Event(), ToldByStore._check
+
+    def checked(self: ToldByStore) -> None:
+        has_read.set()
+        check(self)
+
+    monkeypatch.setattr(ToldByStore, "_check", checked)
+    monkeypatch.setattr(rendezvous, "STALE_S", HANG_S)
+    monkeypatch.setattr("ringreduce.job.tcp.job.STALE_S", HANG_S)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(meet, 1, ToldByStore(0, "rank 1", HANG_S), tmp_path)
+        assert has_read.wait(HANG_S)
+        mine = meet(0, ToldByStore(0, "rank 0", HANG_S), tmp_path)
+        theirs = other.result(HANG_S)
+    assert (mine.addresses, mine.key) == (theirs.addresses, theirs.key)
+    close(mine)
+    close(theirs)
+
+
+def test_an_error_of_this_rank_0_is_told(store: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a moment, in which nothing else is told."""
+    secret_file(tmp_path)
+    monkeypatch.setattr("ringreduce.job.tcp.job.STALE_S", 0.2)
+    text = json.dumps({"error": "no address of this host", "kind": "InvalidArgumentError"})
+    store.set(KEY, text)  # type: ignore[attr-defined]
+    with pytest.raises(InvalidArgumentError, match="told by rank 0: no address of this host"):
+        meet(1, ToldByStore(0, "rank 1", HANG_S), tmp_path)
+
+
+def test_what_rank_0_has_told_is_forgotten_once_all_have_met(store: object) -> None:
+    with contextlib.closing(ToldByStore(0, "rank 0", HANG_S)) as told:
+        told.tell("here")
+        assert store.check([KEY])  # type: ignore[attr-defined]
+        told.forget()
+    assert not store.check([KEY])  # type: ignore[attr-defined]
