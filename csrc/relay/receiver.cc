@@ -117,6 +117,7 @@ bool Receiver::apply(int host, FrameParser& frame) {
       apply_joined(frame);
       return true;
     case FrameType::kDrained:
+      if (connection.phase != Phase::kNone) return false;
       connection.phase = Phase::kJoinEnds;
       return true;
     case FrameType::kWatermark:
@@ -135,15 +136,18 @@ bool Receiver::apply(int host, FrameParser& frame) {
       deadlock_.apply_block(frame);
       return true;
     case FrameType::kFreeze:
+      if (connection.phase != Phase::kNone) return false;
       deadlock_.apply_freeze(frame);
       return true;
     case FrameType::kVote:
       deadlock_.apply_vote(frame);
       return true;
     case FrameType::kVerdict:
+      if (connection.phase != Phase::kNone) return false;
       deadlock_.apply_verdict(connection, frame);
       return true;
     case FrameType::kSettled:
+      if (connection.phase != Phase::kNone) return false;
       connection.phase = Phase::kVerdict;
       return true;
     case FrameType::kStatusAsked:

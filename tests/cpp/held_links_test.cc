@@ -301,6 +301,75 @@ TEST_CASE("what is decided after a verdict waits for a host that has not withdra
   }));
 }
 
+// Ranks 0 and 1 have joined; host 1 does not hear that rank 3 has settled a verdict before it hears what host 0 says
+// after the verdict.
+TEST_CASE("that a host has drained waits for a host that has not settled the verdict before it") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "30"}};
+  Delays delays;
+  hold(delays, 3, 1);
+  std::atomic<bool> has_drained{false};
+  CHECK_NOTHROW(run_late({0, 1, 2, 3}, delays, [&](Rank& rank) {
+    const ControlSegment& control = rank.world.control();
+    std::optional<Beside> beside;
+    if (rank.rank == 0) {
+      beside.emplace([&] {
+        wait_for([&] { return control.header().drained_count.load() == 1; });
+        look_around(rank, 3);  // it has said so
+        has_drained = true;
+      });
+    } else if (rank.rank == 1) {
+      beside.emplace([&] {
+        wait_for([&] { return has_drained.load(); });
+        look_around(rank, 3);
+        let_go(delays, 3, 1);
+      });
+    } else {
+      wait_for([&] { return control.line(0).joined.load() != 0 && control.line(1).joined.load() != 0; });
+      raised<MismatchError>([&] { sum_now(rank, rank.world, 3000, 1, "of " + std::to_string(rank.rank)); });
+    }
+    rank.world.join(nullptr);
+    sum_now(rank, rank.world, 3000, 1);
+  }));
+}
+
+TEST_CASE("a second question whether all are stuck waits for a host that has not settled the first") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "30"}};
+  Delays delays;
+  hold(delays, 3, 1);
+  std::atomic<int> told{0};
+  std::atomic<bool> is_first_over{false}, is_asked_again{false};
+  CHECK_NOTHROW(run_late({0, 1, 2, 3}, delays, [&](Rank& rank) {
+    const ControlSegment& control = rank.world.control();
+    std::optional<Beside> beside;
+    if (rank.rank == 0) {
+      beside.emplace([&] {
+        wait_for([&] { return told.load() == 2 && control.header().frozen.load() == 0; });
+        is_first_over = true;
+        wait_for([&] { return control.header().frozen.load() != 0; });
+        look_around(rank, 3);
+        is_asked_again = true;
+      });
+    } else if (rank.rank == 1) {
+      beside.emplace([&] {
+        wait_for([&] { return is_asked_again.load(); });
+        look_around(rank, 3);
+        let_go(delays, 3, 1);
+      });
+    } else {
+      wait_for([&] { return control.line(0).joined.load() != 0 && control.line(1).joined.load() != 0; });
+      const auto get_stuck = [&](const std::string& name) {
+        expect_contains(raised<MismatchError>([&] { sum_now(rank, rank.world, 3000, 1, name); }), name);
+      };
+      get_stuck("first of " + std::to_string(rank.rank));
+      ++told;
+      wait_for([&] { return is_first_over.load(); });
+      get_stuck("second of " + std::to_string(rank.rank));
+    }
+    rank.world.join(nullptr);
+    sum_now(rank, rank.world, 3000, 1);
+  }));
+}
+
 // A leader that has died says nothing, and nobody else speaks for its host.
 TEST_CASE("the death of a leader is heard on other hosts" * doctest::should_fail()) {
   const Environment environment{{"RINGREDUCE_TIMEOUT", "3"}};
