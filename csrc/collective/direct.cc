@@ -26,19 +26,30 @@ class Direct final : public Algorithm {
   }
 
   Step step() override {
-    if (const Range claimed = claim(); !claimed.empty()) {
-      reduce_chunk(claimed.begin);
+    if (take_chunk()) {
       if (work_.completed->fetch_add(1, std::memory_order_acq_rel) + 1 == chunks_) team_.ring_others();
       return Step::kProgress;
     }
-    return work_.completed->load(std::memory_order_acquire) == chunks_ ? Step::kDone : Step::kIdle;
+    return is_done() ? Step::kDone : Step::kIdle;
   }
 
-  // A chunk is claimed and completed within one step, so only a rank that dies in between is missed, and a death
-  // fails the group anyway.
-  bool needs(int) const override { return false; }
+  // Who leaves before the end takes its memory back, and ends the work of all.
+  bool needs(int) const override { return !is_done(); }
 
  private:
+  bool is_done() const { return work_.completed->load(std::memory_order_acquire) == chunks_; }
+
+  // False when there is none left, or no more may be taken. Says that this rank stores before it looks whether it may:
+  // who takes its memory back (Executor::withdraw_memory) says so before it looks who stores.
+  bool take_chunk() {
+    std::atomic<uint64_t>& storing = work_.claims[team_.members[static_cast<size_t>(team_.me)]].storing;
+    storing.store(1, std::memory_order_seq_cst);
+    const Range claimed = work_.withdrawn->load(std::memory_order_seq_cst) == 0 ? claim() : Range{};
+    if (!claimed.empty()) reduce_chunk(claimed.begin);
+    storing.store(0, std::memory_order_release);
+    return !claimed.empty();
+  }
+
   // An empty range when nothing is left to claim.
   Range claim() {
     for (int i = 0; i < team_.size(); ++i) {

@@ -1,6 +1,7 @@
 #include "engine/group/executor.h"
 
 #include <algorithm>
+#include <thread>
 
 #include "base/clock.h"
 #include "base/errors.h"
@@ -12,6 +13,7 @@ namespace {
 // One step is one chunk (tens of microseconds); between steps the locks and looks around cost about 0.2 us. A caller's
 // other duties (signals, timeouts, other groups) can wait for this many.
 constexpr int kStepsAtOnce = 16;
+constexpr double kWithdrawS = 1.0;  // a rank that takes its memory back waits so long for those who store into it
 
 // Whether GPUs work in each other's memory: on the path ipc, and on the first level of 'staged' over several hosts.
 bool maps_gpu_memory(const Entry& entry, const Hosts& hosts) {
@@ -139,6 +141,23 @@ bool Executor::needs(int rank) const {
   return active_ != nullptr && unfinished && active_->needs(rank);
 }
 
+// The callers of pending operations may write to their memory from here on. Other ranks of this host store into it, if
+// it is registered, in all-reduces that are complete in the log: they begin no further chunk, and what they have begun
+// is awaited. A chunk takes less than a millisecond; a rank that is stopped within one is not awaited for long.
+void Executor::withdraw_memory() {
+  from_.control.header().memory_withdrawn.store(1, std::memory_order_seq_cst);
+  const Deadline deadline = Deadline::after_s(kWithdrawS);
+  for (uint64_t position = cursor_; position != cursor_ + kLogEntries; ++position) {
+    for (const int r : from_.hosts.here()) {
+      const std::atomic<uint64_t>& storing = from_.control.claims(position)[r].storing;
+      while (r != from_.rank && storing.load(std::memory_order_seq_cst) != 0 && !members_.is_dead(r) &&
+             !deadline.passed()) {
+        std::this_thread::yield();
+      }
+    }
+  }
+}
+
 // What the work streams have been told to do goes on in the memory of operations that have failed.
 void Executor::drop() {
   if (active_ != nullptr) planner_.on_device().abort_nccl();
@@ -147,6 +166,7 @@ void Executor::drop() {
   }
   active_.reset();
   active_members_.clear();
+  if (counts_.operations.load(std::memory_order_relaxed) != 0) withdraw_memory();
 }
 
 // What was read straight from the memory of a rank that has left since, without having seen the operation end, may have

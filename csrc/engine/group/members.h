@@ -30,6 +30,8 @@ class Members {
   std::vector<int> missing(const Operation& operation) const;
   // World ranks none of whose threads has looked around for so long: stopped, or in a machine that gives them no time.
   std::vector<int> unresponsive(double seconds) const;
+  // Whether a rank's process has ended, as far as is known.
+  bool is_dead(int rank) const { return cause_of_death_(from_.world_ranks[static_cast<size_t>(rank)]) != nullptr; }
   // Throws when one of the ranks has left.
   void check(const std::vector<int>& ranks) const;
 

@@ -73,6 +73,38 @@ def test_shutdown_fails_what_is_pending() -> None:
     assert all(text.startswith("ShutdownError") for text in second), second
 
 
+def shutdown_takes_memory_back() -> str:
+    import ringreduce as rr
+
+    rr.init()
+    mine = rr.symmetric_empty(1 << 20, np.float32)
+    mine[:] = 1
+    rr.barrier()
+    if rr.rank() == 1:
+        receive_from_test()
+        failure = caught(lambda: rr.allreduce_(mine, name="shared", op=rr.Sum))
+        send_to_test("failed")
+        return failure
+    rr.allreduce_async_(mine, name="shared", op=rr.Sum)
+    rr.shutdown()
+    mine[:] = 7
+    send_to_test("is mine again")
+    receive_from_test()
+    return f"{(mine != 7).sum()} of others"
+
+
+def test_nobody_stores_into_registered_memory_after_its_rank_has_shut_down() -> None:
+    """Rank 0 has announced an all-reduce; rank 1 calls it once rank 0 has left."""
+    with start_ranks(shutdown_takes_memory_back, 2) as job:
+        assert job.receive(0) == "is mine again"
+        job.send(1)
+        assert job.receive(1) == "failed"
+        job.send(0)
+        first, second = (outcome.value for outcome in job.wait())
+    assert first == "0 of others"
+    assert second.startswith("ShutdownError"), second
+
+
 def exit_without_shutdown(count: int) -> str:
     """Rank 0 ends; what the others are blocked in raises."""
     import ringreduce as rr

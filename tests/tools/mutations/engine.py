@@ -165,7 +165,14 @@ ROWS = (
         "csrc/engine/group/executor.cc",
         "if (!fail_if_memory_is_gone()) finish_entry();",
         "finish_entry();",
-        ("failure_test::a rank that leaves while its registered memory",),
+        ("failure_test::nobody stores into registered memory",),
+    ),
+    Mutation(
+        "memory-not-withdrawn",
+        "csrc/engine/group/executor.cc",
+        "  from_.control.header().memory_withdrawn.store(1, std::memory_order_seq_cst);\n",
+        "",
+        ("failure_test::nobody stores into registered memory",),
     ),
     Mutation(
         "cause-fails-all",

@@ -117,6 +117,22 @@ ROWS = (
         limit_s=60,
     ),
     Mutation(
+        "drained-before-verdict",
+        "csrc/relay/receiver.cc",
+        "      if (connection.phase != Phase::kNone) return false;\n      connection.phase = Phase::kJoinEnds;",
+        "      connection.phase = Phase::kJoinEnds;",
+        ("held_links_test::that a host has drained",),
+        limit_s=40,
+    ),
+    Mutation(
+        "asked-before-verdict",
+        "csrc/relay/receiver.cc",
+        "      if (connection.phase != Phase::kNone) return false;\n      deadlock_.apply_freeze(frame);",
+        "      deadlock_.apply_freeze(frame);",
+        ("held_links_test::a second question",),
+        limit_s=40,
+    ),
+    Mutation(
         "decided-after-verdict",
         "csrc/relay/receiver.cc",
         "bool Receiver::may_decide() const { return parts_.links[0].phase != Phase::kVerdict; }",
