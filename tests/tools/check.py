@@ -83,6 +83,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "tests/fake_": ("cuda_device_test cuda_nccl_test", ""),
     "tests/": ("", "test_collectives.py test_errors_api.py"),
     "benchmarks/": ("", "test_record.py test_network_figures.py"),
+    "docs/": ("", "test_pages.py"),
     "examples/": ("", "test_examples.py"),
     "examples/parallel/": ("", "test_parallel_shapes.py test_parallel_state.py"),
 }

@@ -5,7 +5,7 @@ orthogonal and the mean where they are parallel, so that no learning rate has to
 Momenta stay each rank's own.
 
 Source: Maleki, Musuvathi, Mytkowicz et al., Scaling Distributed Training with Adaptive Summation, MLSys 2021,
-arXiv:2006.02924; Horovod's docs/adasum_user_guide.rst.
+arXiv:2006.02924; Horovod's adasum_user_guide.rst.
 """
 
 from __future__ import annotations

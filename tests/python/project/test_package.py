@@ -327,11 +327,6 @@ def test_public_names_are_there_when_they_are_used() -> None:
     assert run_python(code) == "\n"
 
 
-def test_no_page_has_a_gap() -> None:
-    pages = [ROOT / "README.md", ROOT / "CHANGES.md", *(ROOT / "docs").rglob("*.md")]
-    assert not [page for page in pages if re.search("@@|TODO|XXX", page.read_text(encoding="utf-8"))]
-
-
 def test_every_public_name_resolves_and_is_documented() -> None:
     assert len(set(ringreduce.__all__)) == len(ringreduce.__all__)
     values = {name: getattr(ringreduce, name) for name in ringreduce.__all__}
