@@ -181,8 +181,8 @@ optional:  ## install what tests otherwise skip by name: Debian's MPIs, ssh for 
 test-torch-versions: build-demo  ## run ringreduce.torch on the oldest and the newest torch that pip offers (downloads 1.2 GB)
 	@$(BIN)/python tests/tools/torch_versions.py $(ARGS)
 
-docs: build  ## write docs/knobs.md from the table of knobs in the core
-	@$(BIN)/python tests/tools/knobs.py docs/knobs.md
+docs: build  ## write docs/reference/knobs.md from the table of knobs in the core
+	@$(BIN)/python tests/tools/knobs.py docs/reference/knobs.md
 
 clean:  ## remove everything that was built or installed here
 	rm -rf build dist *.egg-info $(VENV) ringreduce/*.so .mypy_cache .ruff_cache

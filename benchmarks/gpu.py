@@ -2,7 +2,8 @@
 
     PYTHON=python3 make gpu-check [ARGS="--only PART,..."]
 
---only: build, smoke, probe, kernels, tests, limits, allreduce, step, peers, more, sanitize (docs/benchmarks.md).
+--only: build, smoke, probe, kernels, tests, limits, allreduce, step, peers, more, sanitize
+(docs/reference/benchmarks.md).
 
 Everything is done by the python that runs this: no environment is made and nothing is fetched. That python needs
 pybind11, cmake, ninja, setuptools, numpy, ml_dtypes, pytest with pytest-timeout, and torch; nvcc is on the PATH or in

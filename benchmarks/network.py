@@ -8,9 +8,9 @@ The hosts are those of ringreduce.lab: namespaces on one machine, joined by link
 in place, rewritten before each call with data that depends on rank, position and call, and every element of every
 result is compared. A call is timed on each rank alone, after a barrier of the same library; a figure is the slowest
 rank's median. Every round measures the goodput of a link anew (one TCP stream), and everyone at every size, in turns.
-Beside each figure stands what the links' counters saw: with less than a sum needs it is void. docs/benchmarks.md,
-"Across hosts", derives the limit. Exit status 1 where a result is wrong or void, or ours did not come; 2 where there is
-no lab.
+Beside each figure stands what the links' counters saw: with less than a sum needs it is void.
+docs/reference/benchmarks.md, "Across hosts", derives the limit. Exit status 1 where a result is wrong or void, or ours
+did not come; 2 where there is no lab.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The promised figures (docs/benchmarks.md, 'What is promised') and whether a record reaches them."""
+"""The promised figures (docs/reference/benchmarks.md, 'What is promised') and whether a record reaches them."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 
 Each rank takes its own part of every epoch's images, in batches of --batch-size / ranks. --method synchronous reduces
 gradients in each step, fp16, int8 and powersgd do so in fewer bytes; the others average parameters every --every steps:
-docs/methods.md. `ringreduce bench train --method ...` draws their losses against time, over a slow link too.
+docs/user/methods.md. `ringreduce bench train --method ...` draws their losses against time, over a slow link too.
 """
 
 import argparse

@@ -93,7 +93,7 @@ def init(
             jobs at once with rank and size: their ranks could meet each other's. Without effect under ringrun.
         address: "host:port", the same on all ranks: an address of rank 0's host that the other hosts reach, and a port
             that is free there. For jobs on several hosts without MPI, where the launcher does not tell the ranks where
-            rank 0 is (docs/hosts.md); RINGREDUCE_ADDRESS is the same as a variable.
+            rank 0 is (docs/user/hosts.md); RINGREDUCE_ADDRESS is the same as a variable.
         secret_file: a file with at least 16 random bytes, the same on all hosts, that nobody else may read. Needed
             between hosts unless MPI hands over a secret; RINGREDUCE_SECRET_FILE is the same as a variable.
 

@@ -1,8 +1,8 @@
 """From cells to figures: medians over the rounds, the limit, ratios within rounds, and whether the bytes crossed.
 
 The limit: h hosts with one link each cannot sum S bytes with less than 2(h-1)/h * S sent by each of them on average
-(docs/benchmarks.md), however many ranks a host has; over goodput, what one TCP stream gets through such a link, that
-is a time. A codec on the wire leaves SHARE of the bytes.
+(docs/reference/benchmarks.md), however many ranks a host has; over goodput, what one TCP stream gets through such a
+link, that is a time. A codec on the wire leaves SHARE of the bytes.
 """
 
 from __future__ import annotations

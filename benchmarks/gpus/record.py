@@ -164,7 +164,7 @@ def markdown(record: Row, name: str) -> str:
         f"# {name}",
         "",
         f"`make gpu-check` on {', '.join(meta['gpus']) or 'no GPU'}, {meta['date']}.",
-        f"CUDA {meta['cuda']}, torch {meta['torch']}; docs/benchmarks.md says how to read the figures.",
+        f"CUDA {meta['cuda']}, torch {meta['torch']}; docs/reference/benchmarks.md says how to read the figures.",
         "",
         "| part | verdict | s |",
         "|---|---|---|",

@@ -13,7 +13,7 @@ const std::vector<Knob>& knobs() {
        "an operation that takes longer fails its group with TimeoutError; 0 = never"},
       {"RINGREDUCE_STALL_WARNING", "s", "0..1e9", "5", "HOROVOD_STALL_CHECK_TIME_SECONDS",
        "one warning says which ranks an operation waits for, and where they stand, once it waits so long; where it is "
-       "not set, later for what usually takes long (docs/slow.md); 0 = off"},
+       "not set, later for what usually takes long (docs/user/slow.md); 0 = off"},
       {"RINGREDUCE_LATE_WARNING", "%", "0..100", "10", "",
        "a warning, once a minute at most, names a rank for which the others wait so much of the time, and what it does "
        "meanwhile; likewise a link between hosts that holds up the others; 0 = off"},

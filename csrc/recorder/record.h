@@ -1,5 +1,5 @@
-// What a rank's timeline says of one operation or one wait. docs/timeline.md describes the file that holds records;
-// ringreduce/timeline/record_file.py reads it.
+// What a rank's timeline says of one operation or one wait. docs/user/timeline.md describes the file that holds
+// records; ringreduce/timeline/record_file.py reads it.
 #pragma once
 
 #include <cstdint>

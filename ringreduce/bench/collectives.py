@@ -1,7 +1,7 @@
 """The collectives that can be measured: one row each, everything that depends on which one it is.
 
 `nbytes` of a row is the larger of a rank's operands, as in nccl-tests: an all-gather of 1 MiB on 4 ranks gathers
-256 KiB from each. Bus bandwidth is derived in docs/benchmarks.md.
+256 KiB from each. Bus bandwidth is derived in docs/reference/benchmarks.md.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The least time that a collective needs, measured in the same run: of one machine here, between hosts link.py.
 
 Above 4 KiB it is the collective's loads and stores by the same kernel, straight from and to registered memory, without
-any synchronisation (docs/benchmarks.md has the byte counts). Up to 4 KiB it is how long news takes from one rank to
-another: every rank must learn of the last one's input. Where ranks share cores, each must also run once, so news
-between two that give way to each other, times ranks per core.
+any synchronisation (docs/reference/benchmarks.md has the byte counts). Up to 4 KiB it is how long news takes from one
+rank to another: every rank must learn of the last one's input. Where ranks share cores, each must also run once, so
+news between two that give way to each other, times ranks per core.
 """
 
 from __future__ import annotations

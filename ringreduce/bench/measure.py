@@ -1,4 +1,4 @@
-"""One row of the table: operands, correctness, then time. docs/benchmarks.md is this file in prose.
+"""One row of the table: operands, correctness, then time. docs/reference/benchmarks.md is this file in prose.
 
 Up to 4 KiB, calls are timed back to back: a barrier before each would measure how unevenly ranks leave a barrier.
 Above, each call comes after rewriting the input and a barrier: a buffer that no one writes flatters the caches.

@@ -1,7 +1,7 @@
 """Reduce operations and all-reduce. reductions.py and data_movement.py have the other collectives.
 
 Every function takes a NumPy array or what buffers.readable() understands, gives back ndarrays (a NumPy scalar for a
-scalar; for an array on a GPU one of the same library, see docs/cuda.md), and runs on `process_set`, by default all
+scalar; for an array on a GPU one of the same library, see docs/user/cuda.md), and runs on `process_set`, by default all
 ranks. The *_async forms return a Handle. All ranks of the set make the same call; operations with a `name` may be
 submitted in any order, the others in one order on all ranks.
 
@@ -94,8 +94,8 @@ def allreduce(
         process_set: the ranks that take part.
         wire: how float32 elements travel between hosts, for op Average and Sum: "fp16", "bf16" or "int8" (the first
             two for Min and Max as well); the same on all ranks. None (default): as they are, as they always do within
-            a host, and up to the eager limit (16 KiB or less) between hosts. Sums are float32. docs/algorithms.md
-            has formats and error bounds.
+            a host, and up to the eager limit (16 KiB or less) between hosts. Sums are float32.
+            docs/reference/algorithms.md has formats and error bounds.
 
     Returns:
         A new ndarray of the tensor's shape and dtype; a NumPy scalar when the tensor is a scalar.

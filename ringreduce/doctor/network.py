@@ -20,7 +20,7 @@ FILTER = (
     "a packet filter, or the wrong network: RINGREDUCE_PORTS says at which ports ranks listen, --network-interface "
     "where rank 0 does"
 )
-MEETING = "docs/hosts.md has a list: What to check when it does not start"
+MEETING = "docs/user/hosts.md has a list: What to check when it does not start"
 CLOCK_S = 1.0
 MIB = 1 << 20
 

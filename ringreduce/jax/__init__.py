@@ -8,7 +8,7 @@
 
 Nothing here is compiled against JAX: any version from 0.4.31 on will do. Inside jit a collective is a custom call of
 the XLA program, in the order in which it was traced. Horovod has no JAX package; the names are those of its others.
-docs/jax.md has the rest.
+docs/user/jax.md has the rest.
 """
 
 from __future__ import annotations

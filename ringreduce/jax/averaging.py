@@ -1,6 +1,7 @@
 """local_sgd(): ranks step alone, and average their parameters every so many steps.
 
-With H steps between two averagings a rank sends 1/H of the bytes of distributed(). docs/methods.md has the equations.
+With H steps between two averagings a rank sends 1/H of the bytes of distributed(). docs/user/methods.md has the
+equations.
 """
 
 from __future__ import annotations

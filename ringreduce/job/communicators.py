@@ -131,7 +131,7 @@ def check_launcher(environ: environment.Environ = os.environ, asked: bool = Fals
         return
     library = library_name(module.Get_library_version())
     remedy = "srun --mpi=pmix (or pmi2; `srun --mpi=list`)" if launcher == "slurm" else f"the mpirun of {library}"
-    without = ". Without MPI: RINGREDUCE_SECRET_FILE connects the hosts by TCP (docs/hosts.md)"
+    without = ". Without MPI: RINGREDUCE_SECRET_FILE connects the hosts by TCP (docs/user/hosts.md)"
     raise InvalidArgumentError(
         f"[communicator] {_LAUNCHER_NAMES.get(launcher, launcher)} started {size} ranks, but mpi4py has loaded "
         f"{library}, where MPI.COMM_WORLD has size {world}: launcher and library do not belong together, and MPI runs "

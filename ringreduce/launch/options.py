@@ -86,7 +86,7 @@ def parser(prog: str = "ringrun") -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME[=VALUE]",
-        help="takes one more variable to the other hosts; docs/hosts.md has those that go there anyway",
+        help="takes one more variable to the other hosts; docs/user/hosts.md has those that go there anyway",
     )
     add("--encrypt", action="store_true", help="sets RINGREDUCE_ENCRYPT=on: all that leaves a host by TCP is encrypted")
     add("--mpi-args", metavar="WORDS", help='more options for mpirun: --mpi-args="--mca btl tcp,self"')

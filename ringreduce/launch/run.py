@@ -53,7 +53,8 @@ def run(
         np: how many ranks; default: the slots of hosts or hostfile, else 2.
         num_proc: the same, by Horovod's name.
         hosts, hostfile: "host:slots,..." or a file of lines "host slots=N"; other hosts than this one are reached by
-            ssh, need the same Python and packages at the same paths, and are filled in their order (docs/hosts.md).
+            ssh, need the same Python and packages at the same paths, and are filled in their order
+            (docs/user/hosts.md).
         ssh_args: more options for ssh. Of horovods, ssh_port, ssh_identity_file and network_interface are for ssh and
             for other hosts too, as of ringrun.
         start_timeout: seconds that init() waits for the other ranks (RINGREDUCE_INIT_TIMEOUT); on several hosts also

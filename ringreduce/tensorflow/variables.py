@@ -71,5 +71,5 @@ def _distributed(value: Any) -> bool:
 
 _REMEDY = (
     "ringreduce takes the strategy's place: leave the strategy and its scope() out, start one process for each rank "
-    "(ringrun -np N python ...), and wrap the tape or the optimizer (docs/tensorflow.md has it line by line)"
+    "(ringrun -np N python ...), and wrap the tape or the optimizer (docs/user/tensorflow.md has it line by line)"
 )

@@ -49,7 +49,7 @@ class Compression:
 
     none, fp16 and bf16 are for any call that takes a compression; int8(block=...) and powersgd(rank=...) keep state
     from step to step, and are for DistributedOptimizer. Among several hosts fp16, bf16 and int8 of float32 are wires of
-    the core (wire_for): docs/optimizer.md.
+    the core (wire_for): docs/user/optimizer.md.
     """
 
     none = NoneCompressor

@@ -1,4 +1,4 @@
-"""What an all-reduce should take, from the costs of the parts: docs/algorithms.md has the terms.
+"""What an all-reduce should take, from the costs of the parts: docs/reference/algorithms.md has the terms.
 
 n ranks on h hosts, S bytes of each rank. Parts of a pipeline are added where one rank does both, and the longer one
 counts where a link does one of them.

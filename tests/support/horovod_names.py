@@ -130,7 +130,7 @@ MODULES = {
 }
 """The public names of Horovod's modules: those that one defines, and those that a package or mpi_ops imports."""
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "migrate-from-horovod.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "user" / "migrate-from-horovod.md").read_text()
 
 
 def find(name: str, within: Any) -> Any:

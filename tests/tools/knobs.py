@@ -1,4 +1,4 @@
-"""docs/knobs.md from the table of knobs in the core (csrc/base/config.cc).
+"""docs/reference/knobs.md from the table of knobs in the core (csrc/base/config.cc).
 
 Run by `make docs`, which writes the file; tests/python/project/test_package.py checks that it is up to date.
 """

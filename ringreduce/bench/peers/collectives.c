@@ -1,4 +1,4 @@
-/* Times one MPI collective by the method of `ringreduce bench --level c` (docs/benchmarks.md), float32, sum.
+/* Times one MPI collective by the method of `ringreduce bench --level c` (docs/reference/benchmarks.md), float32, sum.
  *
  * Up to 4 KiB: BATCHES runs of calls back to back, each run's mean, the slowest rank's. Above: every call is preceded
  * by rewriting the input and a barrier and timed alone, the slowest rank's time of each call. One JSON line on rank 0.

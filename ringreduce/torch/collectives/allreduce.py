@@ -42,7 +42,8 @@ def allreduce(
     Args:
         tensor: any shape and supported dtype, the same on all ranks; copied first where it is not contiguous.
         name: identifies the tensor; None uses the order of calls.
-        compression: applied before, and undone after; of float32 on several hosts, between hosts (docs/optimizer.md).
+        compression: applied before, and undone after; of float32 on several hosts, between hosts
+            (docs/user/optimizer.md).
         op: Average (default), Sum, Min, Max, Product, ...; Adasum: see adasum.py for what it is and costs.
         prescale_factor, postscale_factor: multiply each input, and the result.
         process_set: the ranks that take part.

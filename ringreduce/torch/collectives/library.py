@@ -9,7 +9,7 @@ Order. Every operator that communicates is marked as having side effects, so tha
 result is used on some ranks only. Graphs run in the order of the program with the backends eager and aot_eager, and
 where torch has ordered effects (ORDERED) a token goes from each operator to the next, forward and backward. Inductor
 moves operators nevertheless (torch 2.13, to save memory): the same way on all ranks when their graphs and shapes are
-the same. docs/torch-compile.md says what to set where they are not.
+the same. docs/user/torch-compile.md says what to set where they are not.
 
 Loading this does not import torch._dynamo, and nothing here is called by Python code that is not being traced.
 """

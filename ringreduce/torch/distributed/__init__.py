@@ -8,7 +8,7 @@
 
 It needs no hvd.init(): ranks meet in the store that torch hands over, and each group has memory of its own. Under
 ringrun, mpirun and srun, init_method="ringreduce://" finds rank, size and store (launched.py). What is registered here
-is small; the process group itself is loaded when the first group is made. docs/torch-distributed.md has the rest.
+is small; the process group itself is loaded when the first group is made. docs/user/torch-distributed.md has the rest.
 """
 
 from __future__ import annotations

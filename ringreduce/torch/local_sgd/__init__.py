@@ -1,7 +1,7 @@
 """LocalSGD: ranks step alone, and average their parameters every so many steps.
 
-With H steps between two averagings a rank sends 1/H of the bytes of DistributedOptimizer. docs/methods.md says which
-method is which arguments, and what each changes in the result.
+With H steps between two averagings a rank sends 1/H of the bytes of DistributedOptimizer. docs/user/methods.md says
+which method is which arguments, and what each changes in the result.
 """
 
 from __future__ import annotations

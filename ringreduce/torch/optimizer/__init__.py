@@ -47,7 +47,7 @@ def DistributedOptimizer(
         optimizer: any torch optimizer.
         named_parameters: model.named_parameters(), used in messages and checks; must cover every parameter of the
             optimizer.
-        compression: applied to each gradient before it travels, and undone after; docs/optimizer.md says where.
+        compression: applied to each gradient before it travels, and undone after; docs/user/optimizer.md says where.
         backward_passes_per_step: backward() calls before a step; their gradients are summed on each rank first.
         op: Average (default), Sum, or Adasum: then each rank steps alone, and the changes are combined (adasum.py).
         gradient_predivide_factor: divides gradients by this before, and by size / this after the sum; op=Average only.

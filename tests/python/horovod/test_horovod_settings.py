@@ -1,6 +1,6 @@
 """Horovod's environment variables and horovodrun's options: each is taken, named as without effect, or an error.
 
-docs/migrate-from-horovod.md says the same of each as the code. The lists are those of Horovod 0.28.1.
+docs/user/migrate-from-horovod.md says the same of each as the code. The lists are those of Horovod 0.28.1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/migrate-from-horovod.md, PyTorch: its programs run on two ranks, its commands start, its tables are complete."""
+"""docs/user/migrate-from-horovod.md, PyTorch: programs run on two ranks, commands start, tables are complete."""
 
 import re
 import shlex

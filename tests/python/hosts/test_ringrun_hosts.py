@@ -1,4 +1,4 @@
-"""ringrun -H over the lab's hosts: what docs/hosts.md says of it, and what happens when something ends."""
+"""ringrun -H over the lab's hosts: what docs/user/hosts.md says of it, and what happens when something ends."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def launched(cluster: Slurm, name: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(("name", "plugin"), [("openmpi 4", "pmix"), ("openmpi 5", "pmix"), ("mpich 5", "pmi2")])
 def test_ranks_of_two_nodes_sum(cluster: Slurm, name: str, plugin: str) -> None:
-    """MPICH 4.0.2 sums as well, but its MPI_Finalize may hang here (docs/clusters.md)."""
+    """MPICH 4.0.2 sums as well, but its MPI_Finalize may hang here (docs/user/clusters.md)."""
     if plugin not in cluster.run(["srun", "--mpi=list"]).output.split():
         pytest.skip(f"this Slurm has no {plugin} plugin")
     environ = launched(cluster, name)

@@ -1,4 +1,4 @@
-"""What each launcher needs for TCP between hosts: each row of docs/hosts.md, and what is said where something is wrong.
+"""What each launcher needs for TCP between hosts: each row of docs/user/hosts.md, and what is said of mistakes.
 
 test_slurm.py has srun's rows.
 """

@@ -455,7 +455,7 @@ def test_wrong_arguments_are_refused() -> None:
 
 
 def of_the_page() -> list[float]:
-    """Runs the program of docs/jax.md; the parameters at its end."""
+    """Runs the program of docs/user/jax.md; the parameters at its end."""
     text = program("jax.md", "Local SGD", "local_sgd")
     names: dict[str, Any] = {}
     exec(compile(text, "<the page's program>", "exec"), names)

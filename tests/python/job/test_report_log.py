@@ -347,7 +347,7 @@ def test_when_it_writes_and_what_is_told() -> None:
 
 
 def pages_programs() -> list[str]:
-    """Those of docs/slow.md that need nothing installed."""
+    """Those of docs/user/slow.md that need nothing installed."""
     import ringreduce as rr
 
     wandb: Any = types.ModuleType("wandb")

@@ -364,7 +364,7 @@ def what_a_backend_cannot_do_is_said(hvd: Any) -> None:
 
 
 def the_program_of_the_migration_page_runs(hvd: Any) -> None:
-    page = (Path(__file__).resolve().parents[3] / "docs" / "migrate-from-horovod.md").read_text()
+    page = (Path(__file__).resolve().parents[3] / "docs" / "user" / "migrate-from-horovod.md").read_text()
     section = page.split("\n## Keras\n")[1].split("\n## ")[0]
     (program,) = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     output = io.StringIO()

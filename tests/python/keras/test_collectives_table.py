@@ -1,4 +1,7 @@
-"""docs/collectives.md against the packages: forms by their names, gradients and graphs by running each on two ranks."""
+"""docs/reference/collectives.md against the packages.
+
+Forms are compared by their names, gradients and graphs by running each on two ranks.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ Call = Callable[[Any], Any]
 
 def table() -> dict[str, dict[str, list[str]]]:
     """The words of each package, by collective."""
-    page = (Path(__file__).resolve().parents[3] / "docs" / "collectives.md").read_text()
+    page = (Path(__file__).resolve().parents[3] / "docs" / "reference" / "collectives.md").read_text()
     lines = page.split("## Gradients")[0].splitlines()
     head, *rows = (line.strip("| ").split(" | ") for line in lines if line.startswith("| "))
     assert head == ["collective", *PACKAGES]

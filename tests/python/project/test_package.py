@@ -368,7 +368,7 @@ def test_knobs_page_is_up_to_date() -> None:
         import knobs
     finally:
         sys.path.pop(0)
-    assert (ROOT / "docs" / "knobs.md").read_text() == knobs.render(), "run `make docs`"
+    assert (ROOT / "docs" / "reference" / "knobs.md").read_text() == knobs.render(), "run `make docs`"
 
 
 # --- the sources and the wheel ----------------------------------------------------------------------------------------

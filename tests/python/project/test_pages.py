@@ -47,7 +47,9 @@ def broken_links(page: Path) -> Iterator[str]:
             continue
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
-        is_there = target.exists() and (not anchor or (target.suffix == ".md" and anchor in anchors(target.read_text())))
+        is_there = target.exists() and (
+            not anchor or (target.suffix == ".md" and anchor in anchors(target.read_text()))
+        )
         if not is_there:
             yield f"{page.name}: {link}"
 
@@ -71,7 +73,9 @@ def test_every_page_that_a_file_names_is_there() -> None:
 
 
 def test_a_broken_link_is_found(tmp_path: Path) -> None:
-    (tmp_path / "other.md").write_text("# Other\n\n## What `x` is, and why\n\n## Again\n\n## Again\n\n```\n# code\n```\n")
+    (tmp_path / "other.md").write_text(
+        "# Other\n\n## What `x` is, and why\n\n## Again\n\n## Again\n\n```\n# code\n```\n"
+    )
     good = ["other.md", "other.md#what-x-is-and-why", "other.md#again-1", "#page", "https://example.org/x.md", "."]
     bad = ["another.md", "folder/other.md", "other.md#what-x-is", "other.md#again-2", "other.md#code", "#other"]
     page = tmp_path / "page.md"

@@ -14,7 +14,7 @@ from example_runs import EXAMPLES, RINGRUN, TEST, example, fashion_mnist, run, w
 from ranks import run_ranks
 from tensorflow_checks import ENV
 
-PAGES = Path(__file__).resolve().parents[3] / "docs"
+PAGES = Path(__file__).resolve().parents[3] / "docs" / "user"
 
 
 def test_training_is_the_same_on_one_rank_and_on_two(tmp_path: Path) -> None:

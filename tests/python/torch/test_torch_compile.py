@@ -135,7 +135,7 @@ def keep_the_order() -> list[Any]:
         if shutil.which("g++"):
             import torch._inductor.config as inductor
 
-            inductor.reorder_for_peak_memory = inductor.reorder_for_locality = False  # docs/torch-compile.md
+            inductor.reorder_for_peak_memory = inductor.reorder_for_locality = False  # docs/user/torch-compile.md
             backends.append("inductor")
         for backend in backends:
             before = hvd.stats()["operations"]

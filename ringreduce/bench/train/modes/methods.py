@@ -1,8 +1,8 @@
 """ringreduce with less to send: gradients in fewer bytes, or parameters that are averaged every H steps.
 
-docs/methods.md says what each method changes in the result. Each rank has the loss of its own share, as the ranks of a
-script have, and the ranks average: gradients in each step, or parameters, where each rank keeps the learning rate for
-its own batches.
+docs/user/methods.md says what each method changes in the result. Each rank has the loss of its own share, as the ranks
+of a script have, and the ranks average: gradients in each step, or parameters, where each rank keeps the learning rate
+for its own batches.
 """
 
 from __future__ import annotations
