@@ -72,6 +72,14 @@ def test_every_page_that_a_file_names_is_there() -> None:
     assert {path: names for path, names in wrong.items() if names} == {}
 
 
+def test_the_index_has_a_line_for_every_page() -> None:
+    docs = ROOT / "docs"
+    pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md") if path.parent.name != "results"}
+    lines = re.findall(r"^\* .+?\n(?![ ])", (docs / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    first_links = [LINK.findall(line)[0] for line in lines]
+    assert sorted(first_links) == sorted(pages - {"README.md"} | {"../CONTRIBUTING.md"})
+
+
 def test_a_broken_link_is_found(tmp_path: Path) -> None:
     (tmp_path / "other.md").write_text(
         "# Other\n\n## What `x` is, and why\n\n## Again\n\n## Again\n\n```\n# code\n```\n"
