@@ -20,6 +20,7 @@ from ringreduce.bench.limit import fraction_of_limit
 from ringreduce.bench.loops import CoreLoop, Loop, PythonLoop
 from ringreduce.bench.memory import operand
 from ringreduce.bench.oracle import DTYPES, OPS, Oracle
+from ringreduce.bench.percentile import p99
 from ringreduce.collectives.buffers import CODES
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def measure(options: Options, nbytes: int, cores: int) -> Row:
         algorithm=_algorithm(options, total, registered),
         min_us=float(samples[0]) * 1e6,
         p50_us=p50 * 1e6,
-        p99_us=float(samples[(samples.size - 1) * 99 // 100]) * 1e6,
+        p99_us=p99(samples) * 1e6,
         algbw_GBps=algbw,
         busbw_GBps=algbw * collective.bus(ranks),
         wrong=wrong,

@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Any
 
+from ringreduce.bench.percentile import p99
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.handshake import same_mac
 from ringreduce.job.tcp.rendezvous import MAC_NBYTES, NONCE_NBYTES, exactly, mac
@@ -265,7 +266,7 @@ def ping(channel: Channel, found: Measured) -> None:
         seconds.append(time.perf_counter() - begin)
         ahead.append(clock - begin_clock - seconds[-1] / 2)
     found.round_trip_s = statistics.median(seconds)
-    found.p99_s = sorted(seconds)[(len(seconds) - 1) * 99 // 100]
+    found.p99_s = p99(sorted(seconds))
     found.least_s = min(seconds)
     found.clock_s = ahead[seconds.index(found.least_s)]
 

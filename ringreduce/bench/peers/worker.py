@@ -25,6 +25,7 @@ from ringreduce.bench.loops import timed
 from ringreduce.bench.memory import private
 from ringreduce.bench.oracle import DTYPES, Oracle
 from ringreduce.bench.peers.cell import Cell
+from ringreduce.bench.percentile import p99
 
 Array = NDArray[Any]
 
@@ -87,7 +88,7 @@ def main(module: str, text: str) -> int:
     *largest, most_wrong = endpoint.largest(np.array([*mine, float(wrong)]))  # wrong of one rank: 0 is what matters
     slowest = np.sort(largest)
     if endpoint.rank == 0:
-        micro = {"min": slowest[0], "p50": slowest[slowest.size // 2], "p99": slowest[(slowest.size - 1) * 99 // 100]}
+        micro = {"min": slowest[0], "p50": slowest[slowest.size // 2], "p99": p99(slowest)}
         print(json.dumps({**{key: value * 1e6 for key, value in micro.items()}, "wrong": int(most_wrong)}), flush=True)
     endpoint.close()
     return 0

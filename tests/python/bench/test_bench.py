@@ -20,6 +20,7 @@ from ringreduce.bench.measure import Row
 from ringreduce.bench.options import nbytes, parse
 from ringreduce.bench.oracle import DTYPES, OPS, Oracle
 from ringreduce.bench.peers import find
+from ringreduce.bench.percentile import p99
 from ringreduce.errors import InvalidArgumentError
 
 RunRanks = Callable[..., list[Any]]
@@ -200,6 +201,14 @@ def test_a_picture_needs_somebody_to_compare_with(capsys: pytest.CaptureFixture[
     assert "--vs" in capsys.readouterr().err
     with pytest.raises(InvalidArgumentError, match="no peer 'gluu'; there are gloo"):
         find(["gluu"])
+
+
+def test_p99_is_the_nearest_rank() -> None:
+    for size in range(1, 102):
+        samples = np.arange(size, dtype=np.float64)
+        assert samples[0] <= samples[size // 2] <= p99(samples) <= samples[-1]
+        assert p99(samples) == size - 1 - (size >= 100)
+    assert [p99(range(size)) for size in (200, 250, 1000)] == [197, 247, 989]  # ceil(0.99 size) - 1
 
 
 def test_rows_are_aligned_with_the_heading() -> None:

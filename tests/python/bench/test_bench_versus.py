@@ -16,6 +16,7 @@ from ringreduce.bench.cli import main
 from ringreduce.bench.peers import gloo, mpi
 from ringreduce.bench.peers.called import Called
 from ringreduce.bench.peers.cell import MARK, Absent, Cell, Job, Outcome, run
+from ringreduce.bench.peers.ours import Ours
 
 CELL = Cell("allreduce", 64, 16, "float32", "sum", True, 2, (0, 1), 20, 2, True)
 HERE = Path(__file__).parent
@@ -169,6 +170,15 @@ def test_an_mpi_that_is_here_is_right_in_every_collective(library: str) -> None:
             result = run(found, cell, 60)
             assert result.row is not None, f"{name}: {result.text}"
             assert result.row["wrong"] == 0, name
+
+
+def test_of_two_calls_p99_is_the_slower_one() -> None:
+    found = [gloo.find()[0], mpi.find("openmpi")[0]]
+    for peer in [Ours("c", "private"), *(one for one in found if not isinstance(one, Absent))]:
+        result = run(peer, replace(CELL, nbytes=1 << 16, count=1 << 14, iters=2), 60)
+        assert result.row is not None, result.text
+        times = result.row["time_us"]
+        assert times["min"] <= times["p50"] <= times["p99"], peer.name
 
 
 def test_everyone_makes_the_same_number_of_calls() -> None:
