@@ -33,15 +33,19 @@ def main(argv: Sequence[str]) -> int:
         status = started("ringreduce.bench", without_host_options(argv), options.ranks, options.hosts, launch)
         if status is not None:
             return status
+        return run(options)
     except Error as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
-    return run(options)
 
 
 def run(options: Options) -> int:
-    """As one rank of the job: measures all sizes, or as many as anybody reads of. Returns the exit status."""
+    """As one rank of the job: measures all sizes, or as many as anybody reads of. Returns the exit status.
+
+    Raises InvalidArgumentError where --json cannot be written, on all ranks, before anything is measured.
+    """
     with ringreduce.init():
+        report.check_on_first(options.json)
         facts = report.meta()
         cores = report.cores(facts)
         rows: list[Row] = []
@@ -49,11 +53,12 @@ def run(options: Options) -> int:
         for nbytes in options.sizes:
             rows.append(measure(options, nbytes, cores))
             is_read &= _show(lambda: table.line(options, rows[-1]))
-            if not is_read and not options.json:
+            if not is_read and options.json is None:
                 break
         _show(lambda: table.tail(rows))
-        if options.json and ringreduce.rank() == 0:
-            report.write(options.json, options, facts, rows)
+        is_first = ringreduce.rank() == 0
+    if options.json is not None and is_first:
+        report.write(options.json, options, facts, rows)
     return 1 if any(row.wrong for row in rows) else 0
 
 

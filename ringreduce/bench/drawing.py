@@ -11,6 +11,7 @@ from typing import Any
 
 from ringreduce.bench import comparison, versus_table
 from ringreduce.errors import InvalidArgumentError, UnavailableError
+from ringreduce.timeline.whole_file import check_writable, whole_file
 
 OURS_STYLE = {"registered": "-", "private": "--"}
 
@@ -22,13 +23,12 @@ def check_picture(option: str, path: str) -> None:
     """Said before anything is measured: whether there can be a picture in this file. option: of the command line.
 
     Raises:
-        InvalidArgumentError: another format than png, svg and pdf, or no such folder.
+        InvalidArgumentError: another format than png, svg and pdf, or a file that cannot be written.
         UnavailableError: matplotlib is not installed.
     """
     if Path(path).suffix not in SUFFIXES:
         raise InvalidArgumentError(f"{option} {path}: the file's name has to end in {', '.join(SUFFIXES)}")
-    if not Path(path).parent.is_dir():
-        raise InvalidArgumentError(f"{option} {path}: there is no folder {Path(path).parent}")
+    check_writable(Path(path))
     need_matplotlib(option)
 
 
@@ -39,12 +39,21 @@ def need_matplotlib(option: str) -> None:
 
 
 def plot(found: comparison.Document, path: Path) -> None:
-    """Writes the picture; the suffix says the format (png, svg, pdf)."""
-    _figure(found).savefig(path, dpi=120)
+    """Writes the picture. Raises InvalidArgumentError where it cannot be written."""
+    save(_figure(found), path)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Writes a figure of matplotlib; the suffix says the format (png, svg, pdf). Raises InvalidArgumentError."""
+    with whole_file(path) as file:
+        figure.savefig(file, format=path.suffix.removeprefix("."), dpi=120)
 
 
 def html(found: comparison.Document, path: Path) -> None:
-    """Writes a report that needs no other file: facts, picture, table, every figure as JSON."""
+    """Writes a report that needs no other file: facts, picture, table, every figure as JSON.
+
+    Raises InvalidArgumentError where it cannot be written.
+    """
     picture = io.StringIO()
     _figure(found).savefig(picture, format="svg")
     svg = picture.getvalue()
@@ -55,16 +64,17 @@ def html(found: comparison.Document, path: Path) -> None:
     )
     title = f"ringreduce {meta['ringreduce']}: {meta['collective']}, {meta['ranks']} ranks"
     data = json.dumps(found).replace("</", "<\\/")  # or a string in it could end the element
-    path.write_text(
+    text = (
         f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{escape.escape(title)}</title>"
         "<style>body{font:15px sans-serif;margin:2em;max-width:75em}pre{overflow:auto}"
         "th{text-align:left;padding-right:1em;font-weight:normal;color:#555}</style>"
         f"<h1>{escape.escape(title)}</h1>{svg[svg.index('<svg') :]}"
         f"<h2>Table</h2><pre>{escape.escape(versus_table.tail(found))}</pre>"
         f"<h2>Machine</h2><table>{facts}</table>"
-        f"<script type='application/json' id='data'>{data}</script></html>\n",
-        encoding="utf-8",
+        f"<script type='application/json' id='data'>{data}</script></html>\n"
     )
+    with whole_file(path) as file:
+        file.write(text.encode())
 
 
 def _figure(found: comparison.Document) -> Any:

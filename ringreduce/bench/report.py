@@ -11,7 +11,9 @@ import ringreduce
 from ringreduce import config, state
 from ringreduce.bench import machine
 from ringreduce.bench.collectives import COLLECTIVES
+from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.collective_json import allgather_json
+from ringreduce.timeline.whole_file import check_writable, whole_file
 
 if TYPE_CHECKING:
     from ringreduce.bench.measure import Row
@@ -56,14 +58,37 @@ def result(options: Options, row: Row, ranks: int) -> dict[str, Any]:
     }
 
 
+def check(path: str | None) -> None:
+    """Whether save() can write this file, said before anything is measured; None: nothing is to be written.
+
+    Raises InvalidArgumentError.
+    """
+    if path is not None and path != "-":
+        check_writable(Path(path))
+
+
+def check_on_first(path: str | None) -> None:
+    """check() on rank 0, which writes. Collective: raises InvalidArgumentError on all ranks."""
+    problem = ""
+    if ringreduce.rank() == 0:
+        try:
+            check(path)
+        except InvalidArgumentError as error:
+            problem = str(error)
+    problem = allgather_json(ringreduce.global_process_set.group, "bench.output", problem)[0]
+    if problem:
+        raise InvalidArgumentError(problem)
+
+
 def write(path: str, options: Options, facts: dict[str, Any], rows: Sequence[Row]) -> None:
     """save() of the results."""
     save(path, {"meta": facts, "results": [result(options, row, facts["ranks"]) for row in rows]})
 
 
 def save(path: str, document: dict[str, Any]) -> None:
-    """Writes a file of JSON; "-" is a line of standard output."""
+    """Writes a file of JSON; "-" is a line of standard output. Raises InvalidArgumentError where it cannot."""
     if path == "-":
         print(json.dumps(document), flush=True)
     else:
-        Path(path).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        with whole_file(Path(path)) as file:
+            file.write(f"{json.dumps(document, indent=1)}\n".encode())

@@ -24,6 +24,7 @@ from ringreduce.bench.peers.cell import Cell, Outcome, Peer
 from ringreduce.bench.peers.cell import run as run_cell
 from ringreduce.bench.peers.ours import Ours
 from ringreduce.launch.host_options import hosts_text
+from ringreduce.timeline.whole_file import check_writable
 
 if TYPE_CHECKING:
     from ringreduce.bench.options import Options
@@ -36,13 +37,15 @@ def run(options: Options) -> int:
 
     Raises:
         InvalidArgumentError: an unknown peer.
-        InvalidArgumentError: also a picture that cannot be written, said before anything is measured.
+        InvalidArgumentError: also a file that cannot be written, said before anything is measured.
         UnavailableError: --plot or --html without matplotlib, likewise.
     """
-    if options.plot:
+    report.check(options.json)
+    if options.plot is not None:
         drawing.check_picture("ringreduce bench --plot", options.plot)
-    if options.html:
+    if options.html is not None:
         drawing.need_matplotlib("ringreduce bench --html")
+        check_writable(Path(options.html))
     here, absent = peers.find(options.vs)
     competitors = [*_ours(options, here), *here]
     ranks = options.ranks or DEFAULT_RANKS
@@ -63,11 +66,11 @@ def run(options: Options) -> int:
     outcomes = _measure(options, meta, competitors, ranks, cores)
     document = comparison.document(meta, outcomes)
     terminal.show(versus_table.tail(document))
-    if options.json:
+    if options.json is not None:
         report.save(options.json, document)
-    if options.plot:
+    if options.plot is not None:
         drawing.plot(document, Path(options.plot))
-    if options.html:
+    if options.html is not None:
         drawing.html(document, Path(options.html))
     wrong = sum(row["wrong"] or 0 for row in document["results"])
     ours = any(cell["status"] != "ok" for cell in document["cells"] if cell["competitor"].startswith("ringreduce"))

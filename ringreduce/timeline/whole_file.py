@@ -18,12 +18,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
     Raises InvalidArgumentError where it cannot be written.
     """
-    if path.exists() and not path.is_file():
-        raise InvalidArgumentError(f"{path}: cannot be written: it is no regular file")
-    try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    except OSError as error:
-        raise InvalidArgumentError(f"{path}: cannot be written: {error.strerror}") from error
+    handle, name = _part(path)
     try:
         with open(handle, "wb") as file:
             os.fchmod(file.fileno(), 0o666 & ~_umask())  # mkstemp lets nobody else read
@@ -33,6 +28,25 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         raise InvalidArgumentError(f"{path}: cannot be written: {error.strerror}") from error
     finally:
         Path(name).unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """Whether whole_file() can begin, said before there is anything to write. Raises InvalidArgumentError."""
+    handle, name = _part(path)
+    os.close(handle)
+    Path(name).unlink(missing_ok=True)
+
+
+def _part(path: Path) -> tuple[int, str]:
+    """The descriptor and the name of a new file beside this one."""
+    if path.exists() and not path.is_file():
+        raise InvalidArgumentError(f"{path}: cannot be written: it is no regular file; name another one")
+    if not path.parent.is_dir():
+        raise InvalidArgumentError(f"{path}: cannot be written: there is no folder {path.parent}; make it first")
+    try:
+        return tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    except OSError as error:
+        raise InvalidArgumentError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def _umask() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import signal
 import sys
@@ -12,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ringreduce.bench import machine, terminal
+from ringreduce.bench import machine, report, terminal
 from ringreduce.bench.drawing import check_picture
 from ringreduce.bench.train import data, drawing, figures, losses, rounds, table
 from ringreduce.bench.train.figures import Row
@@ -39,7 +38,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         options = parse(argv)
         FRAMEWORKS[options.framework].need()
-        if options.plot:
+        report.check(options.json)
+        if options.plot is not None:
             check_picture("ringreduce bench train --plot", options.plot)
         is_synthetic = options.per_rank or (options.hosts and options.data is None)
         chosen = "synthetic" if is_synthetic else data.choose(options.data)
@@ -87,14 +87,14 @@ def run(options: Options, chosen: str) -> int:
     facts["threads_per_rank"] = next(row.threads for row in rows if row.mode == ALWAYS[-1])
     judge, verdicts = losses.judge(cells, options.settings.loss_tolerance)
     terminal.show(table.render(facts, rows, absent, judge, verdicts))
-    if options.json:
+    if options.json is not None:
         document = {
             "meta": {**facts, "loss_judge": judge},
             "results": [result(row, verdicts.get(row.mode)) for row in rows],
             "absent": [{"mode": mode, "why": why} for mode, why in absent.items()],
         }
-        Path(options.json).write_text(json.dumps(_finite(document), indent=1) + "\n", encoding="utf-8")
-    if options.plot:
+        report.save(options.json, _finite(document))
+    if options.plot is not None:
         drawing.plot(Path(options.plot), facts, rows)
     wrong = any(not verdict.same for verdict in verdicts.values())
     broken = any(not row.went_well for row in rows if row.mode in (*ALWAYS, *METHODS))

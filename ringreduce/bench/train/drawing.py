@@ -6,12 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ringreduce.bench.drawing import save
 from ringreduce.bench.train import curves
 from ringreduce.bench.train.figures import Row
 
 
 def plot(path: Path, meta: Mapping[str, Any], rows: Sequence[Row]) -> None:
-    """Writes the picture; the suffix says the format (png, svg, pdf). Losses are those of the first round."""
+    """Writes the picture; the suffix says the format (png, svg, pdf). Losses are those of the first round.
+
+    Raises InvalidArgumentError where it cannot be written.
+    """
     from matplotlib.figure import Figure  # without pyplot it draws by Agg, and needs no display
 
     figure = Figure(figsize=(14, 5), layout="constrained")
@@ -30,7 +34,7 @@ def plot(path: Path, meta: Mapping[str, Any], rows: Sequence[Row]) -> None:
     rate.set(xlabel="samples/s of all ranks; kB of a rank in a step")
     where = f", links of {meta['link']}" if meta["link"] else ""
     figure.suptitle(f"{meta['model']}, {meta['data']}, {meta['optimizer']}, {meta['ranks']} ranks{where}")
-    figure.savefig(path, dpi=120)
+    save(figure, path)
 
 
 def _sent(row: Row, is_over_network: bool) -> str:

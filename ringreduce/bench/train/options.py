@@ -241,7 +241,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--iters", type=positive, metavar="N", help="timed windows per job (1, resnet50 10)")
     add("--batches-per-iter", type=positive, metavar="N", help="steps per window instead of --seconds (resnet50 10)")
     add("--timeout", type=_seconds, metavar="S", help="deadline of one measurement (300, resnet50 3600)")
-    add("--json", metavar="FILE", help="also write every round's figures here")
+    add("--json", metavar="FILE", help="also write every round's figures here; -: print them, in the last line")
     add("--plot", metavar="FILE", help="also draw loss against time and samples/s: png, svg, pdf (matplotlib)")
     return parser
 

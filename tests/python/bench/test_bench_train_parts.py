@@ -66,9 +66,11 @@ def test_bad_arguments_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(InvalidArgumentError, match="--method streaming --every 3: expected at least 4"):
         parse(["--method", "streaming", "--every", "3"])
     assert main([*QUICK, "--plot", "picture.txt"]) == main([*QUICK, "--plot", "/nowhere/picture.png"]) == 2
+    assert main([*QUICK, "--json", "/nowhere/train.json"]) == 2
     said = capsys.readouterr().err
     assert "--plot picture.txt: the file's name has to end in .png, .svg, .pdf" in said
-    assert "--plot /nowhere/picture.png: there is no folder /nowhere" in said
+    for file in ("/nowhere/picture.png", "/nowhere/train.json"):
+        assert f"{file}: cannot be written: there is no folder /nowhere; make it first" in said
     with pytest.raises(InvalidArgumentError, match="its hosts share all cores, nothing can be bound"):
         parse(["--link", "1gbit", "--bind", "core"])
     with pytest.raises(InvalidArgumentError, match="--link -np 9: expected 1 to 8"):

@@ -159,6 +159,17 @@ def test_the_document_the_picture_and_the_report(monkeypatch: pytest.MonkeyPatch
     assert json.loads(data) == found
 
 
+@pytest.mark.parametrize("option", ["--json", "--html", "--plot"])
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, option: str
+) -> None:
+    if option != "--json":
+        pytest.importorskip("matplotlib")
+    assert compare(monkeypatch, [says(5.0)], option, str(tmp_path / "no" / "a.svg")) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("a.svg: cannot be written: there is no folder")) == ("", 1)
+
+
 @pytest.mark.parametrize("library", list(mpi.LIBRARIES))
 def test_an_mpi_that_is_here_is_right_in_every_collective(library: str) -> None:
     found = mpi.find(library)[0]

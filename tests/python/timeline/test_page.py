@@ -217,5 +217,5 @@ def test_a_page_without_operations_and_of_one_rank(tmp_path: Path) -> None:
 
 def test_a_page_that_cannot_be_written_is_an_error_with_its_file(tmp_path: Path) -> None:
     job = Job.load(write_all(steady_job(2, 3), tmp_path))
-    with pytest.raises(InvalidArgumentError, match=r"no/page\.html: cannot be written: No such file or directory"):
+    with pytest.raises(InvalidArgumentError, match=r"no/page\.html: cannot be written: there is no folder"):
         page.write(analyse(job), tmp_path / "no" / "page.html")

@@ -14,7 +14,7 @@ from trace_reader import perfetto_trace
 
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.timeline import cli
-from ringreduce.timeline.whole_file import whole_file
+from ringreduce.timeline.whole_file import check_writable, whole_file
 
 
 def records(folder: Path) -> Path:
@@ -65,8 +65,8 @@ def test_warnings_go_to_stderr_and_the_clocks_are_said(tmp_path: Path, capsys: p
     [
         ([], "give -o FILE.json"),
         (["-o", "job.json", "--mark-cycles"], "--mark-cycles needs --horovod"),
-        (["-o", "no/such/folder/job.json"], "no/such/folder/job.json: cannot be written: No such file"),
-        (["--horovod", "no/such/folder/job.json"], "cannot be written: No such file"),
+        (["-o", "no/such/folder/job.json"], "no/such/folder/job.json: cannot be written: there is no folder"),
+        (["--horovod", "no/such/folder/job.json"], "cannot be written: there is no folder"),
     ],
 )
 def test_what_cannot_be_done_is_said(
@@ -94,6 +94,16 @@ def test_a_file_that_fails_leaves_the_former_one(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(InvalidArgumentError, match="cannot be written"), whole_file(path):
         raise OSError(28, "No space left on device")
+
+
+def test_what_cannot_be_written_is_known_before(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_text("former")
+    check_writable(path)
+    assert (list(tmp_path.iterdir()), path.read_text()) == ([path], "former")
+    for wrong in (tmp_path, tmp_path / "no" / "job.json", path / "job.json"):
+        with pytest.raises(InvalidArgumentError, match="cannot be written"):
+            check_writable(wrong)
 
 
 def test_a_file_is_readable_as_the_umask_says(tmp_path: Path) -> None:
