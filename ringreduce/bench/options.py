@@ -15,6 +15,8 @@ from ringreduce.launch.hosts import Host
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 DEFAULT_RANKS = 2
 DEFAULT_SIZES = "8,512,4K,64K,1M,16M,128M"
+DEFAULT_BEGIN, DEFAULT_FACTOR = "8", 2
+DEFAULT_ROUNDS, DEFAULT_DEADLINE_S = 3, 120.0
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class Options:
     json: str | None
     limit: bool = False
     vs: tuple[str, ...] = ()
-    rounds: int = 3
-    deadline_s: float = 120.0
+    rounds: int = DEFAULT_ROUNDS
+    deadline_s: float = DEFAULT_DEADLINE_S
     plot: str | None = None
     html: str | None = None
     hosts: tuple[Host, ...] = ()
@@ -50,16 +52,15 @@ def parse(argv: Sequence[str]) -> Options:
     """Options from the command line. Exits with status 2 and a usage line on a bad one.
 
     Raises:
-        InvalidArgumentError: a size that is no number of bytes, hosts that are none.
+        InvalidArgumentError: a size that is no number of bytes, hosts that are none, an option that another one makes
+            meaningless.
     """
     args = _parser().parse_args(argv)
-    vs = tuple(name.strip() for name in args.vs.split(",")) if args.vs else ()
-    if (args.plot or args.html) and not vs:
-        raise InvalidArgumentError("ringreduce bench: --plot and --html draw a comparison: say with whom by --vs")
+    vs = tuple(name.strip() for name in args.vs.split(",")) if args.vs is not None else ()
+    _refuse_unused(args)
     hosts, ranks = hosts_and_ranks(args, "ringreduce bench")
-    sizes = (
-        _range(args.begin, args.end, args.factor) if args.begin else [nbytes(text) for text in args.sizes.split(",")]
-    )
+    sizes = _sizes(args)
+    level = args.level or "c"
     return Options(
         collective=args.collective,
         ranks=ranks,
@@ -67,17 +68,17 @@ def parse(argv: Sequence[str]) -> Options:
         dtype=args.dtype,
         op=args.op,
         buffers=args.buffers or ("both" if vs else "private"),
-        level=args.level,
+        level=level,
         in_place=args.in_place,
         iters=args.iters,
         warmup=args.warmup,
         bind=args.bind,
         check=args.check,
         json=args.json,
-        limit=args.limit if args.limit is not None else args.level == "c",
+        limit=args.limit if args.limit is not None else level == "c",
         vs=vs,
-        rounds=args.rounds,
-        deadline_s=args.deadline,
+        rounds=args.rounds or DEFAULT_ROUNDS,
+        deadline_s=args.deadline or DEFAULT_DEADLINE_S,
         plot=args.plot,
         html=args.html,
         hosts=tuple(hosts),
@@ -95,8 +96,38 @@ def nbytes(text: str) -> int:
     return int(number) * unit
 
 
-def _range(begin: str, end: str | None, factor: int) -> list[int]:
-    size, last = nbytes(begin), nbytes(end or begin)
+def _refuse_unused(args: argparse.Namespace) -> None:
+    """Raises InvalidArgumentError for an option that means nothing without --vs, or with it."""
+    compares = {"--rounds": args.rounds, "--deadline": args.deadline, "--plot": args.plot, "--html": args.html}
+    alone = {"--level": args.level, "--limit and --no-limit": args.limit}
+    for option, value in (compares if args.vs is None else alone).items():
+        if value is None:
+            continue
+        if args.vs is None:
+            raise InvalidArgumentError(f"ringreduce bench: {option} is for a comparison: say with whom by --vs")
+        raise InvalidArgumentError(
+            f"ringreduce bench: leave out {option} with --vs: a peer has its level, and ours is measured at the peers'"
+        )
+
+
+def _sizes(args: argparse.Namespace) -> list[int]:
+    """Those of -b, -e and -f, else those of --sizes."""
+    given = [
+        option for option, value in (("-b", args.begin), ("-e", args.end), ("-f", args.factor)) if value is not None
+    ]
+    if not given:
+        return [nbytes(text) for text in (DEFAULT_SIZES if args.sizes is None else args.sizes).split(",")]
+    if args.sizes is not None:
+        raise InvalidArgumentError(f"ringreduce bench: --sizes and {given[0]} both say which sizes; give one of them")
+    if given[-1] == "-f" and args.end is None:
+        raise InvalidArgumentError("ringreduce bench: -f needs the largest size: -b 8 -e 128M -f 2")
+    begin = DEFAULT_BEGIN if args.begin is None else args.begin
+    factor = DEFAULT_FACTOR if args.factor is None else args.factor
+    return _range(begin, begin if args.end is None else args.end, factor)
+
+
+def _range(begin: str, end: str, factor: int) -> list[int]:
+    size, last = nbytes(begin), nbytes(end)
     if not 0 < size <= last or factor < 2:
         raise InvalidArgumentError(f"ringreduce bench: -b {begin} -e {end} -f {factor} is an empty range of sizes")
     sizes = []
@@ -114,16 +145,16 @@ def _parser() -> argparse.ArgumentParser:
     flag = argparse.BooleanOptionalAction
     add = parser.add_argument
     add("collective", choices=list(COLLECTIVES))
-    add("-np", "--np", dest="ranks", type=int, metavar="N", help="ranks to start (default 2, or those already started)")
+    add("-np", "--np", dest="ranks", type=positive, metavar="N", help="ranks to start (default 2, or those started)")
     add_host_options(parser, "ranks on these hosts, host:slots,...: the limit is then that of the links between them")
-    add("--sizes", default=DEFAULT_SIZES, metavar="LIST", help="bytes per rank, such as 8,4K,1M (default %(default)s)")
-    add("-b", dest="begin", metavar="SIZE", help="with -e and -f: sizes from SIZE up, instead of --sizes")
-    add("-e", dest="end", metavar="SIZE", help="the largest size")
-    add("-f", dest="factor", type=int, default=2, metavar="N", help="each size is N times the one before (default 2)")
+    add("--sizes", metavar="LIST", help=f"bytes per rank, such as 8,4K,1M (default {DEFAULT_SIZES})")
+    add("-b", dest="begin", metavar="SIZE", help=f"the smallest of sizes instead of --sizes (default {DEFAULT_BEGIN})")
+    add("-e", dest="end", metavar="SIZE", help="the largest of them (default: that of -b, and no other one)")
+    add("-f", dest="factor", type=int, metavar="N", help=f"each is N times the one before (default {DEFAULT_FACTOR})")
     add("--dtype", default="float32", choices=list(DTYPES))
     add("--op", default="sum", choices=list(OPS))
     add("--buffers", choices=["private", "registered"], help="memory of the operands (default private; with --vs both)")
-    add("--level", default="c", choices=["c", "python"], help="loop inside the core, or over the Python functions")
+    add("--level", choices=["c", "python"], help="loop inside the core (default), or over the Python functions")
     add("--in-place", action=flag, default=True, help="allreduce: the result replaces the input (default)")
     add("--iters", type=positive, metavar="N", help="calls to time (default: by size)")
     add("--warmup", type=positive, metavar="N", help="calls before (default: by size)")
@@ -134,8 +165,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--limit", action=flag, help="measure what the machine allows as well (default at level c)")
     add("--vs", metavar="LIST", help="beside these, in turns: gloo,openmpi,mpich,mpi4py,horovod,nccl")
-    add("--rounds", type=positive, default=3, metavar="N", help="--vs: everyone's turns at each size (default 3)")
-    add("--deadline", type=float, default=120, metavar="S", help="--vs: a cell that takes longer says timeout (120)")
+    add("--rounds", type=positive, metavar="N", help=f"--vs: everyone's turns at each size (default {DEFAULT_ROUNDS})")
+    add(
+        "--deadline",
+        type=seconds,
+        metavar="S",
+        help=f"--vs: a cell that takes longer says timeout ({DEFAULT_DEADLINE_S:g})",
+    )
     add("--plot", metavar="FILE", help="--vs: time, bus bandwidth and ratios as FILE.png or .svg (needs matplotlib)")
     add("--html", metavar="FILE", help="--vs: a report in one file (needs matplotlib)")
     return parser
@@ -146,4 +182,12 @@ def positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def seconds(text: str) -> float:
+    """An argument that is a time."""
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError("must be a number of seconds above 0")
     return value

@@ -26,9 +26,11 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--hosts", type=int, default=2, metavar="N", help="how many: a, b, c, ... (default 2)")
     parser.add_argument("--rate", default="1gbit", help="of each link, as tc spells it, or none (default 1gbit)")
-    parser.add_argument("--slurm", type=int, default=0, metavar="SLOTS", help="start Slurm, with this many per host")
+    parser.add_argument("--slurm", type=int, metavar="SLOTS", help="start Slurm, with this many per host")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what to run on host a (default: a shell)")
     options = parser.parse_args(argv)
+    if options.slurm is not None and options.slurm < 1:
+        parser.error("--slurm: must be at least 1")
     if reason := requirements.missing() or (slurm.missing() if options.slurm else None):
         print(reason, file=sys.stderr)
         return 2

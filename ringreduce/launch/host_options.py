@@ -33,15 +33,24 @@ def host_list(args: argparse.Namespace) -> list[Host]:
 def hosts_and_ranks(args: argparse.Namespace, command: str) -> tuple[list[Host], int | None]:
     """The hosts, none where it is this one alone, and how many ranks -np and the hosts ask for; None: nobody says.
 
-    Raises InvalidArgumentError, as host_list(), and where -np and the hosts disagree. command: for its text.
+    Raises InvalidArgumentError, as host_list(), where -np and the hosts disagree, and as refuse_for_others(). command:
+    for its text.
     """
     hosts = host_list(args)
     slots = sum(host.slots for host in hosts)
     if slots and args.ranks not in (None, slots):
         raise InvalidArgumentError(f"{command}: -np {args.ranks}, and the hosts have {slots} slots")
     if len(hosts) == 1 and is_this_host(hosts[0].name):
+        refuse_for_others(args)
         hosts = []
     return hosts, slots or args.ranks
+
+
+def refuse_for_others(args: argparse.Namespace) -> None:
+    """Where this is the only host: raises InvalidArgumentError for an option that is for other ones."""
+    if unused := _words(args):
+        option = unused[0].partition("=")[0]
+        raise InvalidArgumentError(f"{option} is for other hosts, and this is the only one: leave it out")
 
 
 def without_host_options(words: Sequence[str]) -> list[str]:

@@ -6,17 +6,19 @@ import argparse
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ringreduce.bench.options import positive
+from ringreduce.bench.options import positive, seconds
 from ringreduce.bench.train.frameworks import FRAMEWORKS
 from ringreduce.bench.train.modes import ALWAYS, METHODS, MODES
 from ringreduce.bench.train.optimizers import OPTIMIZERS
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.launch.host_options import add_host_options, host_list, ringrun_words
+from ringreduce.launch.host_options import add_host_options, host_list, refuse_for_others, ringrun_words
 from ringreduce.launch.hosts import Host, is_this_host
 from ringreduce.launch.options import MAX_RANKS
 
 DATA = ("fashion-mnist", "synthetic")
 DEFAULT_RANKS = 2
+DEFAULT_SECONDS = 3.0
+DEFAULT_EVERY = 50
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,7 @@ def parse(argv: Sequence[str]) -> Options:
     slots = sum(host.slots for host in hosts)
     words = ringrun_words(args, hosts)
     if hosts and all(is_this_host(host.name) for host in hosts):
-        if words[2:]:
-            raise InvalidArgumentError(f"{words[2].partition('=')[0]} is for other hosts, and this is the only one")
+        refuse_for_others(args)
         hosts, words = [], []
     if slots and args.ranks not in (None, slots):
         raise InvalidArgumentError(f"ringreduce bench train: -np {args.ranks}, and the hosts have {slots} slots")
@@ -113,7 +114,7 @@ def parse(argv: Sequence[str]) -> Options:
         ranks=slots or args.ranks or DEFAULT_RANKS,
         modes=_modes(("none" if methods else framework.vs) if args.vs is None else args.vs, methods),
         rounds=args.rounds,
-        seconds=args.seconds,
+        seconds=args.seconds or DEFAULT_SECONDS,
         data=args.data,
         seed=args.seed,
         optimizer=args.optimizer,
@@ -126,22 +127,29 @@ def parse(argv: Sequence[str]) -> Options:
             check_steps=args.check_steps or chosen.check_steps,
             warmup=args.warmup or chosen.warmup,
             windows=args.iters or chosen.windows,
-            steps_per_window=args.batches_per_iter or chosen.steps_per_window,
+            steps_per_window=args.batches_per_iter or (chosen.steps_per_window if args.seconds is None else None),
             timeout_s=args.timeout or chosen.timeout_s,
             loss_tolerance=chosen.loss_tolerance,
         ),
         hosts=tuple(hosts),
         ringrun=tuple(words),
-        every=args.every,
+        every=args.every or DEFAULT_EVERY,
         link=args.link,
         plot=args.plot,
     )
     if args.link is not None:
         _check_link(args, options)
+    if args.seconds is not None and args.batches_per_iter is not None:
+        raise InvalidArgumentError(
+            "ringreduce bench train: --seconds and --batches-per-iter both say how long a window is; give one of them"
+        )
+    if args.every is not None and not any(METHODS[method].averages for method in methods):
+        averaging = ", ".join(name for name, method in METHODS.items() if method.averages)
+        raise InvalidArgumentError(f"ringreduce bench train --every: say by --method what averages: {averaging}")
     for method in methods:
-        if args.every < METHODS[method].least_every:
+        if options.every < METHODS[method].least_every:
             raise InvalidArgumentError(
-                f"ringreduce bench train --method {method} --every {args.every}: expected at least "
+                f"ringreduce bench train --method {method} --every {options.every}: expected at least "
                 f"{METHODS[method].least_every}"
             )
     if options.model not in framework.models:
@@ -220,9 +228,9 @@ def _parser() -> argparse.ArgumentParser:
         default="",
         help=f"ways to send less, beside synchronous whole gradients: {','.join(METHODS)}; --vs is none then (torch)",
     )
-    add("--every", type=positive, default=50, metavar="H", help="steps between two averagings (default %(default)s)")
+    add("--every", type=positive, metavar="H", help=f"steps between two averagings (default {DEFAULT_EVERY})")
     add("--rounds", type=positive, default=3, metavar="R", help="default %(default)s")
-    add("--seconds", type=_seconds, default=3.0, metavar="S", help="length of a timed window (default %(default)s)")
+    add("--seconds", type=seconds, metavar="S", help=f"length of a timed window (default {DEFAULT_SECONDS:g})")
     add("--batch-size", type=positive, metavar="N", help="global (256), or per rank for resnet50 (32)")
     add(
         "--data",
@@ -240,14 +248,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--warmup", type=positive, metavar="N", help="untimed steps after those (3, resnet50 10)")
     add("--iters", type=positive, metavar="N", help="timed windows per job (1, resnet50 10)")
     add("--batches-per-iter", type=positive, metavar="N", help="steps per window instead of --seconds (resnet50 10)")
-    add("--timeout", type=_seconds, metavar="S", help="deadline of one measurement (300, resnet50 3600)")
+    add("--timeout", type=seconds, metavar="S", help="deadline of one measurement (300, resnet50 3600)")
     add("--json", metavar="FILE", help="also write every round's figures here; -: print them, in the last line")
     add("--plot", metavar="FILE", help="also draw loss against time and samples/s: png, svg, pdf (matplotlib)")
     return parser
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError("must be a number of seconds above 0")
-    return value

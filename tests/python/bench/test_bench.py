@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -196,11 +197,55 @@ def test_sizes_are_read_as_nccl_tests_reads_them() -> None:
             nbytes(bad)
 
 
+def test_a_range_of_sizes_needs_no_smallest_but_a_largest_one() -> None:
+    assert parse(["allreduce", "-e", "64"]).sizes == (8, 16, 32, 64)
+    assert parse(["allreduce", "-e", "1K", "-f", "8"]).sizes == (8, 64, 512)
+    assert parse(["allreduce", "-b", "4K"]).sizes == (4096,)
+    assert parse(["allreduce"]).sizes == parse(["allreduce", "--sizes", "8,512,4K,64K,1M,16M,128M"]).sizes
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-f", "4"], "-f needs the largest size"),
+        (["-b", "8", "-f", "4"], "-f needs the largest size"),
+        (["-b", ""], "a size is a number of bytes"),
+        (["--sizes", "8", "-e", "64"], "--sizes and -e both say which sizes; give one of them"),
+        (["--rounds", "3"], "--rounds is for a comparison: say with whom by --vs"),
+        (["--deadline", "120"], "--deadline is for a comparison"),
+        (["--html", ""], "--html is for a comparison"),
+        (["--vs", "gloo", "--level", "c"], "leave out --level with --vs"),
+        (["--vs", "gloo", "--no-limit"], "leave out --limit and --no-limit with --vs"),
+        (["-H", "localhost:2", "-p", "22"], "--ssh-port is for other hosts, and this is the only one"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(words: list[str], said: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=re.escape(said)):
+        parse(["allreduce", *words])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-np", "0"], "-np/--np: must be at least 1"),
+        (["-np", "0", "--vs", "gloo"], "-np/--np: must be at least 1"),
+        (["--vs", "gloo", "--deadline", "0"], "--deadline: must be a number of seconds above 0"),
+    ],
+)
+def test_there_is_a_rank_and_some_time(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(["allreduce", *words])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
 def test_a_picture_needs_somebody_to_compare_with(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["allreduce", "--plot", "x.png"]) == 2
     assert "--vs" in capsys.readouterr().err
     with pytest.raises(InvalidArgumentError, match="no peer 'gluu'; there are gloo"):
         find(["gluu"])
+    with pytest.raises(InvalidArgumentError, match="no peer ''; there are gloo"):
+        find(parse(["allreduce", "--vs", ""]).vs)
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:

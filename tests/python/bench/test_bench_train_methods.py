@@ -62,8 +62,9 @@ def test_sharded_optimizers_reach_the_same_loss(tmp_path: Path, capsys: pytest.C
 
 
 def test_windows_are_whole_periods() -> None:
-    argv = ["--method", "local-sgd", "--every", "4", "--warmup", "1", "--iters", "2", "--batches-per-iter", "5"]
-    outcome = job.run(MODES["local-sgd"], parse([*QUICK, *argv]), "synthetic")
+    argv = ["--method", "local-sgd", "--every", "4", "--batch-size", "33", "--check-steps", "3"]
+    windows = ["--warmup", "1", "--iters", "2", "--batches-per-iter", "5"]
+    outcome = job.run(MODES["local-sgd"], parse([*argv, *windows]), "synthetic")
     assert outcome.status == "ok", outcome.output
     for rank in outcome.ranks:
         assert [window["steps"] for window in rank["windows"]] == [8, 8]

@@ -75,6 +75,13 @@ def test_bad_arguments_are_named(capsys: pytest.CaptureFixture[str]) -> None:
         parse(["--link", "1gbit", "--bind", "core"])
     with pytest.raises(InvalidArgumentError, match="--link -np 9: expected 1 to 8"):
         parse(["--link", "1gbit", "-np", "9"])
+    with pytest.raises(InvalidArgumentError, match="--every: say by --method what averages: local-sgd, diloco"):
+        parse(["--every", "10", "--method", "fp16"])
+    assert [parse(words).every for words in (["--method", "diloco", "--every", "10"], [])] == [10, 50]
+    with pytest.raises(InvalidArgumentError, match="--seconds and --batches-per-iter both say how long a window is"):
+        parse(["--seconds", "1", "--batches-per-iter", "10"])
+    assert parse(["--model", "resnet50"]).settings.steps_per_window == 10
+    assert parse(["--model", "resnet50", "--seconds", "1"]).settings.steps_per_window is None
     assert (parse(["--link", "1gbit"]).bind, parse([]).bind) == ("none", "core")
     with pytest.raises(SystemExit):
         parse(["--rounds", "0"])

@@ -22,7 +22,7 @@ from processes import completed
 from ranks import clean_environment
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError
-from ringreduce.lab import ssh
+from ringreduce.lab import cli, ssh
 from ringreduce.lab.lab import Lab, wait_until
 from ringreduce.lab.mpi import Mpi, find
 from ringreduce.lab.requirements import missing
@@ -63,6 +63,14 @@ def program(lab: Lab, name: str, text: str) -> list[str]:
     path = lab.folder / name
     path.write_text(text)
     return [sys.executable, str(path)]
+
+
+def test_slurm_has_slots(capsys: pytest.CaptureFixture[str]) -> None:
+    for slots in ("0", "-1"):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["--slurm", slots, "true"])
+        assert ended.value.code == 2
+    assert capsys.readouterr().err.count("--slurm: must be at least 1") == 2
 
 
 # --- hosts ------------------------------------------------------------------------------------------------------------

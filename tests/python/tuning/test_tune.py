@@ -65,6 +65,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     for words, text in (
         (["-H", "a:2,b:2", "-np", "3"], "-np 3, and the hosts have 4 slots"),
         (["--ssh-args=-v"], "is for other hosts"),
+        (["-H", "localhost:2", "-i", "key"], "--ssh-identity-file is for other hosts, and this is the only one"),
         (["-np", "0"], "must be at least 1"),
     ):
         done = completed([*TUNE, *words], env=env)

@@ -28,6 +28,8 @@ class Method(Mode):
 
     is_reduced = False
     frameworks = ("torch",)
+    averages = False
+    """Whether parameters are averaged every H steps."""
     least_every = 1
     """The fewest steps between two averagings."""
 
@@ -92,6 +94,7 @@ class LocalSgd(Method):
     """Parameters are averaged every H steps."""
 
     name = "local-sgd"
+    averages = True
 
     def period(self, spec: Spec) -> int:
         """See Mode."""
