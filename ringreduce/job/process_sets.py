@@ -21,6 +21,11 @@ from ringreduce.job.proposals import Proposal, sets_of
 if TYPE_CHECKING:
     from ringreduce._core import Group
 
+# Of ProcessSet.place: the id has 32 bits, the rank 15, and the number of ranks the rest.
+RANK_SHIFT = 32
+SIZE_SHIFT = 47
+ID_MASK = (1 << RANK_SHIFT) - 1
+
 UNREGISTERED = AbsentGroup(
     InvalidArgumentError, "{call}: Process set provided does not exist, or has not been registered."
 )
@@ -40,12 +45,23 @@ class ProcessSet:
         mpi_comm: the communicator it was made from; needed until it is registered, and not afterwards.
         group: the native group, for this package's own use.
         joins: how many calls of join() on the set have ended, the same on all members; for this package's own use.
+        place: the id, and this rank's place in the set, as one number; -1 until the set is registered.
 
     Raises:
         InvalidArgumentError: it is not a sequence of ints.
     """
 
-    __slots__ = ("__weakref__", "_family", "_position", "group", "joins", "mpi_comm", "process_set_id", "ranks")
+    __slots__ = (
+        "__weakref__",
+        "_family",
+        "_position",
+        "group",
+        "joins",
+        "mpi_comm",
+        "place",
+        "process_set_id",
+        "ranks",
+    )
 
     def __init__(self, ranks_or_comm: Iterable[int] | Any) -> None:
         self.mpi_comm = ranks_or_comm if communicators.is_communicator(ranks_or_comm) else None
@@ -57,6 +73,7 @@ class ProcessSet:
                 f"{ranks_or_comm!r}"
             ) from None
         self.process_set_id: int | None = None
+        self.place = -1
         self.joins = 0
         self.ranks: list[int] = sorted(members)
         self._family: list[list[int]] = []  # the ranks of every set that has this id; one, but for communicators
@@ -110,6 +127,8 @@ class ProcessSet:
         self._position = {rank: at for at, rank in enumerate(ranks)}
         self.group = group  # type: ignore[assignment]
         self.process_set_id = process_set_id
+        rank = len(ranks) if isinstance(group, AbsentGroup) else group.rank
+        self.place = process_set_id | rank << RANK_SHIFT | len(ranks) << SIZE_SHIFT
         _core.framework_enter(process_set_id, ranks, None if isinstance(group, AbsentGroup) else group)
 
     def unbind(self, group: AbsentGroup = UNREGISTERED) -> None:
@@ -117,6 +136,7 @@ class ProcessSet:
         if self.process_set_id is not None:
             _core.framework_leave(self.process_set_id)
         self.process_set_id = None
+        self.place = -1
         self.group = group  # type: ignore[assignment]
         self._position = {}
 

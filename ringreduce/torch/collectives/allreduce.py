@@ -17,7 +17,7 @@ from ringreduce.collectives.ops import Adasum
 from ringreduce.common.arguments import choose
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.torch.collectives import adasum, autograd
-from ringreduce.torch.collectives.members import id_of
+from ringreduce.torch.collectives.members import place_of
 from ringreduce.torch.compression import Compression, Compressor, NoneCompressor, wire_for
 from ringreduce.torch.profiling import profiled
 from ringreduce.torch.tensors import are_tracked, handle, in_place, is_tracked, on_stream, operand, source
@@ -62,7 +62,7 @@ def allreduce(
         )
         return compression.decompress(reduced, ctx)
     if is_compiling():
-        return autograd.allreduce(tensor, name, op, prescale_factor, postscale_factor, id_of(process_set))
+        return autograd.allreduce(tensor, name, op, prescale_factor, postscale_factor, place_of(process_set))
     if is_tracked(tensor):
         return autograd.allreduce(tensor, name, op, prescale_factor, postscale_factor, process_set)
     if op == Adasum:
@@ -151,7 +151,7 @@ def grouped_allreduce(
     compressed, contexts = zip(*map(compression.compress, tensors), strict=True) if tensors else ((), ())
     settings = (name, op, prescale_factor, postscale_factor)
     if is_compiling():
-        outputs = autograd.grouped_allreduce(compressed, *settings, id_of(process_set))
+        outputs = autograd.grouped_allreduce(compressed, *settings, place_of(process_set))
     elif are_tracked(compressed):
         outputs = autograd.grouped_allreduce(compressed, *settings, process_set)
     else:

@@ -12,7 +12,7 @@ from ringreduce.collectives.data_movement import rows_for_each
 from ringreduce.collectives.handles import Handle
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.torch.collectives import autograd
-from ringreduce.torch.collectives.members import id_of
+from ringreduce.torch.collectives.members import place_of
 from ringreduce.torch.profiling import profiled, ranged
 from ringreduce.torch.submission import allgathers, exchange, gather, received
 from ringreduce.torch.tensors import are_tracked, handle, in_place, is_tracked, on_stream, operand, source
@@ -29,7 +29,7 @@ def allgather(
         tensor: at least one dimension; the first may differ between ranks, the others and the dtype may not.
     """
     if is_compiling():
-        return autograd.grouped_allgather([tensor], name, None, id_of(process_set))[0][0]
+        return autograd.grouped_allgather([tensor], name, None, place_of(process_set))[0][0]
     if is_tracked(tensor):
         return autograd.grouped_allgather([tensor], name, None, process_set)[0][0]
     return allgather_async(tensor, name, process_set).wait()
@@ -50,7 +50,7 @@ def grouped_allgather(
 ) -> list[torch.Tensor]:
     """allgather() of several tensors at once; differentiable. Returns a list."""
     if is_compiling():
-        return list(autograd.grouped_allgather(tensors, name, None, id_of(process_set))[0])
+        return list(autograd.grouped_allgather(tensors, name, None, place_of(process_set))[0])
     if are_tracked(tensors):
         return list(autograd.grouped_allgather(tensors, name, None, process_set)[0])
     return grouped_allgather_async(tensors, name, process_set).wait()
@@ -77,7 +77,7 @@ def broadcast(
         root_rank: global rank whose tensor it is.
     """
     if is_compiling():
-        return autograd.broadcast(tensor, root_rank, name, id_of(process_set))
+        return autograd.broadcast(tensor, root_rank, name, place_of(process_set))
     if is_tracked(tensor):
         return autograd.broadcast(tensor, root_rank, name, process_set)
     return broadcast_async(tensor, root_rank, name, process_set).wait()
@@ -98,7 +98,7 @@ def broadcast_(
     """broadcast() in place: overwrites the tensor, which must be contiguous, with the root's and returns it."""
     if is_compiling():
         plain = tensor.detach()
-        plain.copy_(autograd.broadcast(plain, root_rank, name, id_of(process_set)))
+        plain.copy_(autograd.broadcast(plain, root_rank, name, place_of(process_set)))
         return tensor
     return broadcast_async_(tensor, root_rank, name, process_set).wait()
 
@@ -138,7 +138,7 @@ def alltoall(
     """
     rows = None if splits is None else torch.as_tensor(splits)
     if is_compiling():
-        output, counts = autograd.alltoall(tensor, rows, name, id_of(process_set))
+        output, counts = autograd.alltoall(tensor, rows, name, place_of(process_set))
         received_splits = counts.to("cpu" if rows is None else rows.device, torch.int32)
     elif is_tracked(tensor):
         output, counts = autograd.alltoall(tensor, rows, name, process_set)
@@ -165,7 +165,7 @@ def alltoall_async(
 def barrier(process_set: ProcessSet = global_process_set, *, name: str | None = None) -> None:
     """Blocks until every rank of the process set has called it."""
     if is_compiling():
-        torch.ops.ringreduce.barrier(name, id_of(process_set))
+        torch.ops.ringreduce.barrier(name, place_of(process_set))
     else:
         profiled(process_set.group).barrier(name)
 

@@ -2,8 +2,8 @@
 
 An operator is a function of autograd.py with a schema, with a rule for the shape of its result, and with that
 function's gradient. Arguments are those of autograd.py: names are strings, an operation is its number, a process set is
-its id. All of them are functional; in place, a traced hvd.allreduce_(x) is x.copy_(allreduce(x)), because torch knows
-no order of operators that overwrite their arguments.
+its place. All of them are functional; in place, a traced hvd.allreduce_(x) is x.copy_(allreduce(x)), because torch
+knows no order of operators that overwrite their arguments.
 
 Order. Every operator that communicates is marked as having side effects, so that no pass drops one, also when its
 result is used on some ranks only. Graphs run in the order of the program with the backends eager and aot_eager, and

@@ -1,7 +1,9 @@
 """A process set as a collective with a gradient has it, and the two ways that such a collective may go.
 
 Where Python calls, it is a ProcessSet, and the collective a torch.autograd.Function. In a graph of torch.compile it is
-the set's id, an int, and the collective an operator of library.py.
+the set's place, an int, and the collective an operator of library.py. The int holds the number of ranks and which one
+this is besides the set's id: inductor keeps compiled graphs on disk by the arguments of their operators, and shapes
+depend on all three.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ringreduce import state
-from ringreduce.job.process_sets import ProcessSet, global_process_set
+from ringreduce.job.process_sets import ID_MASK, ProcessSet, global_process_set
 from ringreduce.torch.tensors import has_tangent
 
 Members: TypeAlias = ProcessSet | int
@@ -20,16 +22,17 @@ Members: TypeAlias = ProcessSet | int
 NOWHERE = ProcessSet([])  # raises what any set raises that is not registered
 
 
-def id_of(process_set: ProcessSet) -> int:
+def place_of(process_set: ProcessSet) -> int:
     """The process set as a graph of torch.compile has it."""
-    return -1 if process_set.process_set_id is None else process_set.process_set_id
+    return process_set.place
 
 
 def process_set_of(members: Members) -> ProcessSet:
     """The process set itself; one that raises InvalidArgumentError on use if there is none of that id any more."""
     if isinstance(members, ProcessSet):
         return members
-    return state.require().process_sets.get(members, NOWHERE) if members else global_process_set
+    process_set_id = members & ID_MASK
+    return state.require().process_sets.get(process_set_id, NOWHERE) if process_set_id else global_process_set
 
 
 def call(function: type[torch.autograd.Function], *arguments: Any) -> Any:

@@ -10,7 +10,7 @@ from ringreduce.collectives.handles import Handle
 from ringreduce.collectives.ops import Average
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.torch.collectives import autograd
-from ringreduce.torch.collectives.members import id_of
+from ringreduce.torch.collectives.members import place_of
 from ringreduce.torch.compression import Compression, Compressor
 from ringreduce.torch.submission import reducescatters
 from ringreduce.torch.tensors import are_any, are_tracked, handle, source
@@ -80,7 +80,7 @@ def grouped_reducescatter(
     compressed, contexts = zip(*map(compression.compress, tensors), strict=True) if are_any(tensors) else ((), ())
     settings = (name, op, prescale_factor, postscale_factor)
     if is_compiling():
-        outputs = autograd.grouped_reducescatter(compressed, *settings, id_of(process_set))
+        outputs = autograd.grouped_reducescatter(compressed, *settings, place_of(process_set))
     elif are_tracked(compressed):
         outputs = autograd.grouped_reducescatter(compressed, *settings, process_set)
     else:

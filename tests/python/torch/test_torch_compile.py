@@ -118,6 +118,34 @@ def test_operators_pass_torchs_own_check(size: int, run_ranks: Callable[..., Any
     run_ranks(check_operators, size)
 
 
+def places() -> list[int]:
+    """What graphs of the world, and of a set of ranks, have as an argument."""
+    from ringreduce.torch.collectives.members import place_of, process_set_of
+
+    with hvd.init():
+        first = hvd.add_process_set([0])
+        assert [process_set_of(place_of(one)) for one in (hvd.global_process_set, first)] == [
+            hvd.global_process_set,
+            first,
+        ]
+        seen: list[int] = []
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            seen.extend(node.args[-1] for node in graph.graph.nodes if "ringreduce" in str(node.target))
+            return graph.forward
+
+        torch.compile(lambda x: hvd.reducescatter(x, op=hvd.Sum), backend=backend)(torch.ones(4))
+        assert seen == [place_of(hvd.global_process_set)]
+        return [*seen, place_of(first)]
+
+
+def test_graphs_of_other_ranks_and_numbers_of_ranks_differ(run_ranks: Callable[..., Any]) -> None:
+    """So that inductor, which keeps compiled graphs on disk, takes none whose shapes are another rank's."""
+    (alone,), (first, second) = run_ranks(places, 1), run_ranks(places, 2)
+    assert len({alone[0], first[0], second[0]}) == 3
+    assert first[1] != second[1]
+
+
 def keep_the_order() -> list[Any]:
     """Ranks use different results, so their graphs differ; were one dropped or moved, shapes would not match."""
 
