@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
-from ringreduce.basics import size
+from ringreduce import config
+from ringreduce.basics import is_initialized, rank, size
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.keras.active import keras, training
 
@@ -15,7 +17,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
 
     Args:
         initial_lr: with which the multiplier is multiplied; often 0.1 * hvd.size().
-        multiplier: a function of the epoch, counted from 0; or a number.
+        multiplier: a function of the epoch, counted from 0; or a number, the same for all of these epochs. Horovod 0.23
+            and newer make number ** (epoch - start_epoch) of it, so one that is not 1 gives a RuntimeWarning.
         start_epoch, end_epoch: the first epoch, and the first one that is left alone again (None: none is).
         staircase: sets it once an epoch; otherwise before every batch, and multiplier gets fractions of epochs.
         momentum_correction: when the learning rate changes, scales what SGD and RMSprop remember of former steps
@@ -47,6 +50,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         self.momentum_correction = momentum_correction
         self.steps_per_epoch = steps_per_epoch
         self.current_epoch = 0
+        if not callable(multiplier) and multiplier != 1:
+            _warn_of_number(multiplier, start_epoch)
         self.multiplier: Callable[[float], float] = multiplier if callable(multiplier) else lambda _: multiplier
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -90,6 +95,20 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             training.scale_momentum(optimizer, new / old)
 
 
+def _warn_of_number(multiplier: float, start_epoch: int) -> None:
+    """One warning in the job: Horovod documents a constant, and computes another one in each epoch."""
+    if is_initialized() and rank() > 0:
+        return
+    warnings.warn(
+        f"LearningRateScheduleCallback(multiplier={multiplier!r}): the learning rate is initial_lr * {multiplier!r} in "
+        "all epochs of the callback, as Horovod's documentation says. Horovod 0.23 and newer compute initial_lr * "
+        f"{multiplier!r} ** (epoch - {start_epoch}): for that give multiplier=lambda epoch: {multiplier!r} ** (epoch - "
+        f"{start_epoch}). For the constant without this warning give multiplier=lambda epoch: {multiplier!r}",
+        RuntimeWarning,
+        stacklevel=config.users_level(),
+    )
+
+
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Raises the learning rate from initial_lr / size to initial_lr over the first epochs, batch by batch.
 
@@ -100,7 +119,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         initial_lr: the rate at the end, for all ranks together: 0.1 * hvd.size(), where one rank would take 0.1.
         warmup_epochs: how many epochs it takes.
         momentum_correction, steps_per_epoch: as of LearningRateScheduleCallback.
-        verbose: 1 prints a line when the warm-up is over.
+        verbose: 1 prints a line on rank 0 when the warm-up is over.
     """
 
     def __init__(
@@ -120,6 +139,6 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         super().on_epoch_end(epoch, logs)
-        if epoch + 1 == self.end_epoch and self.verbose > 0:
+        if epoch + 1 == self.end_epoch and self.verbose > 0 and rank() == 0:
             rate = training.learning_rate(self.model)
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
