@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import warnings
 
+from ringreduce import config
+from ringreduce.basics import is_initialized, rank
 from ringreduce.collectives.ops import Average, ReduceOp, Sum, check_op
 from ringreduce.errors import InvalidArgumentError
 
 
-def choose(op: int | None, average: int | None) -> int:
+def choose(op: int | None, average: int | None, is_traced: bool = False) -> int:
     """The operation that the two ways of saying it amount to; Average where neither is given.
 
-    average: True, False, or an operation: allreduce(x, hvd.Sum) puts one where Horovod has `average`. Average is 0 and
-    Sum is 1, so that as truth values they would mean each other.
+    Args:
+        op: an operation.
+        average: True, False, or an operation: allreduce(x, hvd.Sum) puts one where Horovod has `average`. Average is 0
+            and Sum is 1, so that as truth values, which Horovod takes them for, they mean each other: rank 0 warns.
+        is_traced: leaves the warnings out, at which torch.compile would break the graph.
 
-    To be called by the function that has the arguments: a deprecation is reported where that is called.
+    To be called by the function that has the arguments: a warning is shown where that is called.
 
     Raises:
         InvalidArgumentError: both are given.
@@ -27,12 +32,28 @@ def choose(op: int | None, average: int | None) -> int:
     if op is not None:
         raise InvalidArgumentError("The op parameter supersedes average. Please provide only one of them.")
     if isinstance(average, ReduceOp):
+        if not is_traced:
+            _warn_of_op(average)
         return average
     check_op(average)  # such as allreduce(x, "sum")
-    warnings.warn(
-        "Parameter `average` has been replaced with `op` and will be removed", DeprecationWarning, stacklevel=3
-    )
+    if not is_traced:
+        warnings.warn(
+            "Parameter `average` has been replaced with `op` and will be removed", DeprecationWarning, stacklevel=3
+        )
     return Average if average else Sum
+
+
+def _warn_of_op(op: ReduceOp) -> None:
+    """One warning in the job, of an operation in the place of `average`."""
+    if is_initialized() and rank() > 0:
+        return
+    theirs = Average if op else Sum
+    warnings.warn(
+        f"hvd.{op.name} is in the place of `average`: this computes {op.name}, where Horovod takes it for a truth "
+        f"value and computes {theirs.name}. Write op=hvd.{op.name}, or op=hvd.{theirs.name} for Horovod's result",
+        RuntimeWarning,
+        stacklevel=config.users_level(),
+    )
 
 
 def check_predivide(op: int, gradient_predivide_factor: float) -> None:

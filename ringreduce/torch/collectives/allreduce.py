@@ -51,7 +51,7 @@ def allreduce(
     >>> hvd.allreduce(torch.tensor([1.0, 2.0]), op=hvd.Sum)  # on two ranks
     tensor([2., 4.])
     """
-    op = choose(op, average)
+    op = choose(op, average, is_compiling())
     if compression is not NoneCompressor:
         received = _over_wire([tensor], compression, name, op, prescale_factor, postscale_factor, process_set)
         if received is not None:
@@ -87,7 +87,7 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """allreduce() in place: overwrites the tensor, which must be contiguous, and returns it. Not differentiable."""
-    op = choose(op, average)
+    op = choose(op, average, is_compiling())
     if is_compiling():
         plain = tensor.detach()
         plain.copy_(allreduce(plain, None, name, Compression.none, op, prescale_factor, postscale_factor, process_set))
@@ -144,7 +144,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """allreduce() of several tensors as one operation, which succeeds or fails as a whole. Returns a list."""
-    op = choose(op, average)
+    op = choose(op, average, is_compiling())
     received = _over_wire(tensors, compression, name, op, prescale_factor, postscale_factor, process_set)
     if received is not None:
         return received

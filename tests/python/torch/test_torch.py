@@ -1,5 +1,7 @@
 """ringreduce.torch: collectives against the oracle, their gradients, objects, parameters, optimizer state."""
 
+import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -170,6 +172,18 @@ def refuse() -> None:
         for op, value in ((hvd.Average, 1.5), (hvd.Sum, 3.0), (hvd.Max, 2.0)):
             assert hvd.allreduce(x, op).item() == hvd.allreduce_(x.clone(), op).item() == value
             assert hvd.grouped_allreduce([x], op)[0].item() == hvd.allreduce_async(x, op).wait().item() == value
+        for call, *names in (
+            (lambda: hvd.allreduce(x, hvd.Average), "Average", "Sum"),
+            (lambda: hvd.grouped_allreduce([x], hvd.Sum), "Sum", "Average"),
+            (lambda: hvd.allreduce_async(x, hvd.Min).wait(), "Min", "Average"),
+        ):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                call()
+                hvd.allreduce(x, op=hvd.Sum)
+            text = r"computes {}, where Horovod .* computes {}\. Write op=hvd\.{}".format(*names, names[0])
+            assert len(caught) == (world.rank == 0)
+            assert all(re.search(text, str(one.message)) and one.filename == __file__ for one in caught)
         assert hvd.allreduce(torch.tensor([1.5 + world.rank]), compression=hvd.Compression.fp16).item() == 2.0
         assert hvd.allreduce(torch.tensor(2**40 + 2 * world.rank), compression=hvd.Compression.fp16).item() == 2**40 + 1
     with pytest.raises(hvd.NotInitializedError):
