@@ -11,6 +11,9 @@ import numpy as np
 
 from ringreduce.keras.functions import broadcast_variables as broadcast_variables
 
+VARIABLE = "keras.Variable"
+"""What is_variable() asks for."""
+
 log = logging.getLogger("ringreduce")
 
 
@@ -73,6 +76,17 @@ def name_of(variable: Any) -> str:
 def array_of(variable: Any) -> np.ndarray:
     """The value. Outside of graphs."""
     return np.asarray(keras.ops.convert_to_numpy(variable))
+
+
+def is_variable(one: Any) -> bool:
+    """Whether it is a variable of Keras, or TensorFlow's own where that is the backend."""
+    if isinstance(one, keras.Variable):
+        return True
+    if keras.backend.backend() != "tensorflow":
+        return False
+    import tensorflow as tf  # the backend, so it is there
+
+    return isinstance(one, tf.Variable)
 
 
 def is_one_of(variable: Any, others: Iterable[Any]) -> bool:

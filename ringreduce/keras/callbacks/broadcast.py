@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ringreduce.collectives import ops
+from ringreduce.errors import InvalidArgumentError
 from ringreduce.keras.active import keras, training
 
 
@@ -17,26 +18,41 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
     That is before the first batch, where all ranks have built the model by then (by an Input, a call, or Keras's
     trainer for torch and JAX); the optimizer is built here if it is not yet. Otherwise it is after the first batch, as
     in Horovod, whose step is then lost on all ranks but the root. Random seeds of layers such as Dropout stay each
-    rank's own.
+    rank's own. A callback that is given to fit() again does nothing there, unless it is for another model.
 
     Args:
         root_rank: global rank whose variables they are.
         device: for Horovod's signature; without effect.
-        local_variables: variables that stay each rank's own.
+        local_variables: variables that stay each rank's own, or one.
+
+    Raises:
+        InvalidArgumentError: one of local_variables is no variable.
     """
 
-    def __init__(self, root_rank: int, device: str = "", local_variables: Iterable[Any] | None = None) -> None:
+    def __init__(self, root_rank: int, device: str = "", local_variables: Iterable[Any] | Any = None) -> None:
         super().__init__()
         self.root_rank = root_rank
-        self._local = list(local_variables or ())
+        self._local: list[Any] = []
         self._done = False
+        self._sent: Any = None  # the model that has been broadcast
+        if local_variables is None:
+            local_variables = ()
+        for one in [local_variables] if training.is_variable(local_variables) else local_variables:
+            self.register_local_var(one)
 
     def register_local_var(self, var: Any) -> None:
-        """Leaves a variable out of the broadcast."""
+        """Leaves a variable out of the broadcast. Raises InvalidArgumentError for what is none."""
+        if not training.is_variable(var):
+            raise InvalidArgumentError(
+                f"BroadcastGlobalVariablesCallback: All local variables must be of {training.VARIABLE} type, such as "
+                f"model.weights[0]; this is a {type(var).__name__}"
+            )
         self._local.append(var)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._done = False
+        self._done = self.model is self._sent
+        if self._done:
+            return
         built = np.array([training.is_built(self.model)], np.int32)  # perhaps on the root alone, which has loaded it
         if ops.allreduce(built, op=ops.Min, name="ringreduce.keras.is_built")[0]:
             self._broadcast()
@@ -47,4 +63,4 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     def _broadcast(self) -> None:
         training.broadcast(self.model, self.root_rank, self._local)
-        self._done = True
+        self._done, self._sent = True, self.model

@@ -15,6 +15,9 @@ from ringreduce import tensorflow as hvd
 from ringreduce.keras.legacy.functions import broadcast_variables as broadcast_variables
 from ringreduce.tensorflow.variables import VariableRef
 
+VARIABLE = "tf.Variable"
+"""What is_variable() asks for."""
+
 log = logging.getLogger("ringreduce")
 
 
@@ -87,6 +90,11 @@ def name_of(variable: Any) -> str:
 def array_of(variable: Any) -> np.ndarray:
     """The value. Outside of graphs."""
     return np.asarray(variable.numpy())
+
+
+def is_variable(one: Any) -> bool:
+    """Whether it is a variable."""
+    return isinstance(one, tf.Variable)
 
 
 def is_one_of(variable: Any, others: Iterable[Any]) -> bool:

@@ -101,6 +101,22 @@ def broadcasts_begin_with_the_roots_variables(hvd: Any) -> None:
     fit(hvd, model, 1, callbacks=[callback])
     assert_close(weights(model), [*before[:2], *weights(make_model(seed=1))[2:]])
 
+    # One variable in place of a list. A second fit() broadcasts nothing again, unless it is of another model.
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(1, local_variables=model.weights[0])
+    fit(hvd, model, 1, callbacks=[callback])
+    assert_close(weights(model), [before[0], *weights(make_model(seed=1))[1:]])
+    model.weights[1].assign(before[1])
+    model.weights[2].assign(before[2])
+    fit(hvd, model, 1, callbacks=[callback])
+    assert_close(weights(model)[:3], before[:3])
+    model = make_model(seed=hvd.rank())
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), loss="mse")
+    fit(hvd, model, 1, callbacks=[callback])
+    assert_close(weights(model), weights(make_model(seed=1)))
+    for wrong in ("kernel", ["kernel"], [model.layers[0]]):
+        with pytest.raises(hvd.InvalidArgumentError, match="All local variables must be of"):
+            hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=wrong)
+
     variables = [
         keras.Variable(np.full(3, hvd.rank() + 5.0)),
         keras.Variable(np.arange(2) + hvd.rank(), dtype="int32", trainable=False),
@@ -186,13 +202,26 @@ def learning_rates_follow_their_schedules(hvd: Any) -> None:
             w, rates = train(callback, 3, momentum=0.9)
         assert w == pytest.approx(expected(warm, 0.9, corrected), rel=1e-6)  # TensorFlow's 0.9 is a float32
         assert rates == pytest.approx(warm[steps - 1 :: steps])
-        assert output.getvalue() == "\nEpoch 2: finished gradual learning rate warmup to 0.8.\n"
+        told = "\nEpoch 2: finished gradual learning rate warmup to 0.8.\n"
+        assert output.getvalue() == (told if hvd.rank() == 0 else "")
 
     Schedule = hvd.callbacks.LearningRateScheduleCallback
     w, rates = train(Schedule(0.4, lambda epoch: 0.5**epoch, start_epoch=1, end_epoch=3), 4)
     assert rates == [0.5, 0.2, 0.1, 0.1]
     assert w == pytest.approx(-steps * sum(rates))
-    assert train(Schedule(0.4, 0.25), 2)[1] == [0.1, 0.1]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert train(Schedule(0.4, 0.25, start_epoch=1), 4)[1] == [0.5, 0.1, 0.1, 0.1]
+        assert train(Schedule(0.4, 1.0), 1)[1] == [0.4]
+        assert train(Schedule(0.4, 0.25, staircase=False), 2)[1] == [0.1, 0.1]
+    texts = [(str(one.message), one.filename) for one in caught if "multiplier=0.25" in str(one.message)]
+    assert [file for _, file in texts] == [__file__] * (2 if hvd.rank() == 0 else 0)
+    cure = r"Horovod 0\.23 and newer compute .* for that give multiplier=(lambda epoch: 0\.25 \*\* \(epoch - 1\))\."
+    for text, _ in texts[:1]:
+        found = re.search(cure, text)
+        assert found
+        assert [eval(found[1])(epoch) for epoch in (1, 2, 3)] == [1.0, 0.25, 0.0625]
+    assert train(Schedule(0.4, lambda epoch: 0.25 ** (epoch - 1), start_epoch=1), 4)[1] == [0.5, 0.4, 0.1, 0.025]
     fractions = Schedule(1.0, lambda epoch: 1 - epoch / 4, staircase=False, steps_per_epoch=2 * steps)
     assert train(fractions, 2)[1] == pytest.approx([1 - 2 / 24, 1 - 8 / 24])
 

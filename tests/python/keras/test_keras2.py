@@ -250,7 +250,9 @@ def callbacks(tf: Any, hvd: Any) -> None:
         model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
         local = model.layers[0].kernel
         before = local.numpy()
-        start = hvd.callbacks.BroadcastGlobalVariablesCallback(1, local_variables=[local])
+        start = hvd.callbacks.BroadcastGlobalVariablesCallback(1, local_variables=local)
+        with pytest.raises(hvd.InvalidArgumentError, match=r"must be of tf\.Variable type.*this is a str"):
+            hvd.callbacks.BroadcastGlobalVariablesCallback(1, local_variables=["kernel"])
         warmup = hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.02, warmup_epochs=2)
         later = hvd.callbacks.LearningRateScheduleCallback(initial_lr=0.02, multiplier=0.1, start_epoch=2)
         x, y = data(rank)
