@@ -15,22 +15,29 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
     After MetricAverageCallback in the list of callbacks it looks at the mean over all ranks.
 
     Args:
-        monitor, verbose, save_weights_only, mode, save_freq: as of keras.callbacks.ModelCheckpoint.
+        monitor, verbose, mode, save_freq, save_weights_only: as of keras.callbacks.ModelCheckpoint.
         filepath: as there; Horovod's has none, and `callback.filepath = ...` may still set it before training.
 
     Raises:
-        InvalidArgumentError: in fit(), when there is no filepath.
+        InvalidArgumentError: mode or save_weights_only is of another type, as in the order of arguments that
+            ringreduce.tensorflow.keras has; in fit(), when there is no filepath.
     """
 
     def __init__(
         self,
         monitor: str = "val_loss",
         verbose: int = 0,
-        save_weights_only: bool = False,
         mode: str = "auto",
         save_freq: str | int = "epoch",
         filepath: Any = None,
+        save_weights_only: bool = False,
     ) -> None:
+        if not isinstance(save_weights_only, bool) or not isinstance(mode, str):
+            raise InvalidArgumentError(
+                f"BestModelCheckpoint: mode is a string and save_weights_only a bool, not {mode!r} and "
+                f"{save_weights_only!r}. The third argument is mode in ringreduce.keras, and save_weights_only in "
+                "ringreduce.tensorflow.keras, as in Horovod: give both by name"
+            )
         unset = "unset.weights.h5" if save_weights_only else "unset.keras"
         super().__init__(
             unset if filepath is None else filepath,

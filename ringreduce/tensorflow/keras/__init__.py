@@ -14,8 +14,11 @@ from typing import Any
 from ringreduce import keras
 from ringreduce.keras import *  # type: ignore[assignment]  # noqa: F403  # its __all__ is this one's
 from ringreduce.keras import Average, Compression, ProcessSet, global_process_set
-from ringreduce.tensorflow.keras import callbacks as callbacks  # type: ignore[no-redef]
-from ringreduce.tensorflow.keras import elastic as elastic  # type: ignore[no-redef]
+
+# isort: split
+# Not `from ... import`, which would find the modules of these names that the `*` above has put here.
+import ringreduce.tensorflow.keras.callbacks as callbacks  # type: ignore[no-redef]  # noqa: F401
+import ringreduce.tensorflow.keras.elastic as elastic  # type: ignore[no-redef]  # noqa: F401
 
 __all__ = list(keras.__all__)
 

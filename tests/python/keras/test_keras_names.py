@@ -39,8 +39,7 @@ SIGNATURES = {
     "momentum_correction=True, steps_per_epoch=None",
     "callbacks.LearningRateWarmupCallback": "initial_lr, warmup_epochs=5, momentum_correction=True, "
     "steps_per_epoch=None, verbose=0",
-    "callbacks.BestModelCheckpoint": "monitor='val_loss', verbose=0, save_weights_only=False, mode='auto', "
-    "save_freq='epoch'",
+    "callbacks.BestModelCheckpoint": "monitor='val_loss', verbose=0, mode='auto', save_freq='epoch'",
     "elastic.KerasState": "model, optimizer=None",
     "elastic.CommitStateCallback": "state, batches_per_commit=1",
     "elastic.UpdateBatchStateCallback": "state",
@@ -49,6 +48,7 @@ SIGNATURES = {
 }
 CONSTANTS = {"Average": 0, "Sum": 1, "Adasum": 2}
 PROCESS_SETS = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
+CHECKPOINT_IN_TENSORFLOW = "monitor='val_loss', verbose=0, save_weights_only=False, mode='auto', save_freq='epoch'"
 IN_TENSORFLOW = f"{_GRADIENTS}, {_PASSES}, num_groups=0, groups=None, {SET}, scale_local_gradients=True"
 
 
@@ -95,8 +95,18 @@ def test_the_other_name() -> None:
     check_signature(other.DistributedOptimizer, IN_TENSORFLOW, hvd)
     assert other.DistributedOptimizer.__doc__
     for ours, theirs in ((callbacks, hvd.callbacks), (elastic, hvd.elastic)):
-        for name in ours.__all__:
+        assert set(ours.__all__) == set(theirs.__all__)
+        for name in set(ours.__all__) - {"BestModelCheckpoint"}:
             assert getattr(ours, name) is getattr(theirs, name)
+    check_signature(callbacks.BestModelCheckpoint, CHECKPOINT_IN_TENSORFLOW, hvd)
+    assert issubclass(callbacks.BestModelCheckpoint, hvd.callbacks.BestModelCheckpoint)
+    for package, args in ((hvd, ("max", 7)), (other, (True, "max", 7))):
+        made = package.callbacks.BestModelCheckpoint("loss", 1, *args)
+        assert (made.monitor, made.verbose, made.save_freq, made.mode) == ("loss", 1, 7, "max")
+        assert made.save_weights_only == (package is other)
+    for package, third in ((hvd, True), (other, "max"), (other, 1)):
+        with pytest.raises(hvd.InvalidArgumentError, match=r"mode is a string and save_weights_only a bool"):
+            package.callbacks.BestModelCheckpoint("loss", 1, third)
     import keras
 
     settings = {"op": hvd.Sum, "backward_passes_per_step": 2, "average_aggregated_gradients": True}
