@@ -5,14 +5,18 @@ plan() is arithmetic.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import torch
 
 from ringreduce import config
 from ringreduce.torch.optimizer.buckets import Slot
 from ringreduce.torch.optimizer.registered_bucket import strides_of
+
+Agreed: TypeAlias = tuple[list[str], list[list[int]], str]
+"""What the ranks compare: what describe() says of each slot, the slots of each bucket, and the settings."""
 
 BUCKET_NBYTES = 32 << 20
 """A bucket is closed before it would exceed this, so that on ranks with cores to spare the first ones travel while
@@ -82,24 +86,32 @@ def describe(slot: Slot) -> str:
     return f"{slot.name} {dtype} {list(parameter.shape)} strides {list(strides_of(parameter))}{where}"
 
 
-def difference(layouts: Sequence[Any]) -> str:
+def difference(layouts: Sequence[Agreed]) -> str:
     """Which ranks differ from rank 0, and where first."""
-    for rank, theirs in enumerate(layouts):
-        if theirs == layouts[0]:
-            continue
-        ours, them = ([line for slots in layout[0] for line in slots] for layout in (layouts[0], theirs))
-        where = next((i for i, pair in enumerate(zip(ours, them, strict=False)) if pair[0] != pair[1]), None)
+    ours, buckets, settings = layouts[0]
+    for rank, (theirs, their_buckets, their_settings) in enumerate(layouts):
+        where = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
         if where is not None:
+            what, cure = "different parameters", ""
+            if sorted(map(_without_number, ours)) == sorted(map(_without_number, theirs)):
+                what = "the same parameters in another order"
+                cure = ". Pass them in the same order on all ranks, such as sorted by name"
             return (
-                "Mismatched DistributedOptimizer: the ranks have different parameters (in reverse order, number "
-                f"{where}: rank 0 has {ours[where]}, but rank {rank} has {them[where]})"
+                f"Mismatched DistributedOptimizer: the ranks have {what} (in reverse order, number {where}: "
+                f"rank 0 has {ours[where]}, but rank {rank} has {theirs[where]}){cure}"
             )
-        if len(ours) != len(them):
+        if len(ours) != len(theirs):
             return (
-                f"Mismatched DistributedOptimizer: rank 0 has {len(ours)} parameters, but rank {rank} has {len(them)}"
+                f"Mismatched DistributedOptimizer: rank 0 has {len(ours)} parameters, but rank {rank} has {len(theirs)}"
             )
-        return (
-            "Mismatched DistributedOptimizer: the ranks have different groups or settings: rank 0 has "
-            f"{len(layouts[0][0])} buckets, {layouts[0][1]}, but rank {rank} has {len(theirs[0])}, {theirs[1]}"
-        )
+        if (buckets, settings) != (their_buckets, their_settings):
+            return (
+                "Mismatched DistributedOptimizer: the ranks have different groups or settings: rank 0 has "
+                f"{len(buckets)} buckets, {settings}, but rank {rank} has {len(their_buckets)}, {their_settings}"
+            )
     raise AssertionError("the layouts are equal")
+
+
+def _without_number(line: str) -> str:
+    """What describe() says, without the name that a parameter without one has by its place."""
+    return re.sub(r"^allreduce\.noname\.\S+", "", line)

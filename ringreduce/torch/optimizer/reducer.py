@@ -295,20 +295,21 @@ class Reducer:
     def _agree(self, groups: Sequence[Sequence[Slot]]) -> str:
         """Checks that all ranks have the same layout; returns the prefix of the buckets' names. Collective."""
         global _made
-        described = [[layout.describe(slot) for slot in slots] for slots in groups]
+        at = {id(slot): index for index, slot in enumerate(self._slots)}
+        described = [layout.describe(slot) for slot in self._slots]
+        buckets = [[at[id(slot)] for slot in slots] for slots in groups]
         chosen = self._settings
         settings = (
             f"op={int(chosen.op)} prescale={chosen.prescale} postscale={chosen.postscale} "
             f"compression={_name(chosen.compression)} gradient_as_bucket_view={chosen.views} "
             f"fusion_threshold={self._limit}"
         )
-        digest = hashlib.sha256(repr((described, settings)).encode()).hexdigest()
+        digest = hashlib.sha256(repr((described, buckets, settings)).encode()).hexdigest()
         gathered = collective_json.allgather_json(self._process_set.group, "DistributedOptimizer", [_made, digest])
         _made = max(made for made, _ in gathered) + 1
         if any(theirs != digest for _, theirs in gathered):
-            raise MismatchError(
-                layout.difference(allgather_object((described, settings), process_set=self._process_set))
-            )
+            agreed: layout.Agreed = (described, buckets, settings)
+            raise MismatchError(layout.difference(allgather_object(agreed, process_set=self._process_set)))
         return f"DistributedOptimizer.{_made}.bucket"
 
 

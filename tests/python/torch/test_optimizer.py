@@ -353,6 +353,14 @@ def refuse() -> None:
             hvd.DistributedOptimizer(torch.optim.SGD(other.parameters(), lr=0.1), other.named_parameters())
         with pytest.raises(hvd.MismatchError, match=r"rank 0 has 4 parameters, but rank 1 has 3"):
             hvd.DistributedOptimizer(torch.optim.SGD(list(model.parameters())[world.rank :], lr=0.1), named)
+        for names in (named, None):
+            turned = list(model.parameters())[:: 1 if world.rank == 0 else -1]
+            with pytest.raises(hvd.MismatchError, match=r"the same parameters in another order .*sorted by name"):
+                hvd.DistributedOptimizer(torch.optim.SGD(turned, lr=0.1), names)
+        mixed = [torch.nn.Parameter(torch.zeros(3, dtype=one)) for one in (torch.float32, torch.float64)]
+        named_mixed = [(str(index), one) for index, one in enumerate(mixed)]
+        with pytest.raises(hvd.MismatchError, match="the same parameters in another order"):  # with the same buckets
+            hvd.DistributedOptimizer(torch.optim.SGD(mixed[:: 1 if world.rank == 0 else -1], lr=0.1), named_mixed)
         with pytest.raises(hvd.MismatchError, match=r"op=0 .*but rank 1 has 1, op=1 "):
             wrap(op=hvd.Average if world.rank == 0 else hvd.Sum)
         with pytest.warns(DeprecationWarning, match="num_groups"):
