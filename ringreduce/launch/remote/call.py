@@ -36,7 +36,7 @@ def call_orders(
     interfaces = [name for name in ("network_interface", "network_interfaces") if words.get(name)]
     if len(interfaces) > 1:
         raise InvalidArgumentError("network_interface and network_interfaces are two names of one argument; give one")
-    for name, kind in (*((name, str) for name in ("ssh_args", "ssh_identity_file", *interfaces)), ("ssh_port", int)):
+    for name, kind in (("ssh_args", str), ("ssh_identity_file", str), ("ssh_port", int)):
         if not isinstance(words.get(name), (kind, type(None))):
             raise InvalidArgumentError(f"run({name}={words[name]!r}): expected {kind.__name__}")
     options = argparse.Namespace(
@@ -50,12 +50,20 @@ def call_orders(
         ssh_args=words.get("ssh_args"),
         ssh_port=words.get("ssh_port"),
         ssh_identity_file=words.get("ssh_identity_file"),
-        network_interface=words[interfaces[0]] if interfaces else None,
+        network_interface=_names(interfaces[0], words[interfaces[0]]) if interfaces else None,
     )
     told = orders(options, {**os.environ, **variables}, call)
     if interfaces and (why := why_no_interface(told)):
         warnings.warn(f"run(): without effect here: {interfaces[0]} ({why})", RuntimeWarning, stacklevel=3)
     return told
+
+
+def _names(argument: str, given: Any) -> str:
+    """Interfaces as the command's option has them, from the same or from a list. Raises InvalidArgumentError."""
+    names = given if isinstance(given, (list, tuple)) else [given]
+    if not all(isinstance(name, str) for name in names):
+        raise InvalidArgumentError(f"run({argument}={given!r}): expected str, or a list of str")
+    return ",".join(names)
 
 
 class CallJob(RemoteJob):

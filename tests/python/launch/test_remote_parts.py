@@ -28,6 +28,7 @@ from ringreduce.launch.hosts import Host
 from ringreduce.launch.python import run_code, run_module
 from ringreduce.launch.remote import ssh
 from ringreduce.launch.remote.addresses import Gate, mac, reasons_against
+from ringreduce.launch.remote.call import call_orders
 from ringreduce.launch.remote.launch import filled, orders
 from ringreduce.launch.remote.meeting import Meeting
 from ringreduce.launch.remote.messages import GREETING, HEADER, NBYTES_MOST, Kind, Unpacker, packed
@@ -253,6 +254,16 @@ WRONG = [
     (["--start-timeout", "-1"], "is not a number of seconds"),
     (["--start-timeout", "nan"], "is not a number of seconds"),
 ]
+
+
+@pytest.mark.parametrize("name", ["network_interface", "network_interfaces"])
+def test_interfaces_of_run_by_names_or_by_a_list_as_horovods(name: str) -> None:
+    hosts = [Host("a", 1), Host("b", 1)]
+    for given in ("eth0,eth1", ["eth0", "eth1"], ("eth0", "eth1")):
+        told = call_orders(hosts, sys.executable, b"", {}, {name: given})
+        assert told.interfaces == Interfaces("--network-interface", ["eth0", "eth1"])
+    with pytest.raises(InvalidArgumentError, match=rf"run\({name}=\['eth0', 1\]\): expected str, or a list of str"):
+        call_orders(hosts, sys.executable, b"", {}, {name: ["eth0", 1]})
 
 
 @pytest.mark.parametrize(("words", "message"), WRONG)
