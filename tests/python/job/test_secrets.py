@@ -13,6 +13,7 @@ import pytest
 
 import ringreduce.job
 from ringreduce.errors import MismatchError
+from ringreduce.job.deadline import Deadline
 from ringreduce.job.environment import Placement
 from ringreduce.job.places import TcpWanted
 from ringreduce.job.tcp import job as tcp_job
@@ -67,7 +68,7 @@ TOLD = {"address": "10.0.0.1:29400", "secret": SECRET.hex()}
 def test_what_another_version_tells_is_refused_without_its_secret(text: str) -> None:
     place = Placement(1, 2, 0, 1, 1, 2, "openmpi", "")
     with pytest.raises(MismatchError, match="not this version of ringreduce") as caught:
-        tcp_job._heard(text, place, TcpWanted("", "", "shm+tcp", None), "[rendezvous] rank 1/2")
+        tcp_job._heard(text, place, TcpWanted("", "", "shm+tcp", None), "[rendezvous] rank 1/2", Deadline(1))
     error: BaseException | None = caught.value
     while error is not None:  # a traceback shows the causes too
         assert not is_seen(str(error))
