@@ -130,5 +130,22 @@ TEST_CASE("join: one that was interrupted is taken up by the next, counts once, 
   }));
 }
 
+TEST_CASE("join: one that is not called again after an interrupt ends the others' after the time of an operation") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "0.5"}};
+  std::atomic<bool> was_interrupted{false};
+  CHECK_NOTHROW(run_ranks(2, [&](Rank& rank) {
+    if (rank.rank == 1) {
+      CHECK_THROWS_AS(rank.world.join(stop), Stop);
+      was_interrupted = true;
+      wait_for([&] { return has_failed(rank.world.control()); });
+      return;
+    }
+    wait_for([&] { return was_interrupted.load(); });
+    const std::string text = raised<TimeoutError>([&] { rank.world.join(nullptr); });
+    expect_contains(text, "join() did not end within RINGREDUCE_TIMEOUT=0.5 s");
+    expect_contains(text, "another rank's join() was interrupted and not called again");
+  }));
+}
+
 }  // namespace
 }  // namespace rr::test

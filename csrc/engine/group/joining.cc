@@ -1,7 +1,10 @@
 #include "engine/group/joining.h"
 
+#include "base/clock.h"
 #include "base/errors.h"
 #include "engine/context.h"
+#include "engine/group/late_operations.h"
+#include "negotiation/segment/failure.h"
 #include "operations/recording.h"
 
 namespace rr {
@@ -39,9 +42,13 @@ int Joining::join(Interrupt interrupt, const std::function<void()>& announce_res
     drain();
     return has_drained_ && parts_.negotiation.joins().is_finished(epoch_);
   };
+  int64_t since_ns = 0;
   {
     const RecordedWait recorded(parts_.from);
-    waiter_.wait_until(finished, interrupt, [this] { parts_.throw_if_failed(); });
+    waiter_.wait_until(finished, interrupt, [&] {
+      parts_.throw_if_failed();
+      check_age(since_ns);
+    });
   }
   const JoinResult result = parts_.negotiation.joins().result(epoch_);
   const auto submitted = parts_.submitted.lock();
@@ -64,6 +71,29 @@ void Joining::drain() {
   if (parts_.control().header().joined_count.load() != static_cast<uint32_t>(parts_.from.size())) return;
   has_drained_ = true;
   parts_.negotiation.joins().drained();
+}
+
+// A rank may join as long before the others as its data is shorter. Once all have joined, nothing else is waited for
+// than what was announced before, which has the time that each operation has. since_ns: when all had joined; 0: not
+// yet.
+void Joining::check_age(int64_t& since_ns) const {
+  const bool have_all_joined =
+      parts_.control().header().joined_count.load() == static_cast<uint32_t>(parts_.from.size());
+  if (!have_all_joined || parts_.negotiation.joins().is_finished(epoch_)) {
+    since_ns = 0;
+    return;
+  }
+  const int64_t now = now_ns();
+  if (since_ns == 0) since_ns = now;
+  const double timeout_s = parts_.context.timeout_s();
+  if (timeout_s <= 0 || static_cast<double>(now - since_ns) * 1e-9 <= timeout_s) return;
+  const std::string unresponsive_ranks = list_of(parts_.members.unresponsive(kUnresponsiveS));
+  record_failure(parts_.control(), FatalKind::kTimeout,
+                 parts_.from.here() + "] join() did not end within " + parts_.context.timeout_text() +
+                     " after all ranks had joined; " +
+                     (unresponsive_ranks.empty()
+                          ? "another rank's join() was interrupted and not called again, or has operations pending"
+                          : "rank(s) " + unresponsive_ranks + " show no sign of life"));
 }
 
 void Joining::throw_closed(Kind kind, bool is_called_now) const {

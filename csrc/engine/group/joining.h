@@ -30,6 +30,7 @@ class Joining {
 
  private:
   void drain();
+  void check_age(int64_t& since_ns) const;
   [[noreturn]] void throw_closed(Kind kind, bool is_called_now) const;
 
   const GroupParts& parts_;

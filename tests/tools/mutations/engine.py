@@ -175,6 +175,14 @@ ROWS = (
         ("failure_test::nobody stores into registered memory",),
     ),
     Mutation(
+        "join-without-end",
+        "csrc/engine/group/joining.cc",
+        "      check_age(since_ns);\n",
+        "",
+        ("join_test::join: one that is not called again",),
+        limit_s=40,
+    ),
+    Mutation(
         "cause-fails-all",
         "csrc/engine/groups.cc",
         "  Group::leave(groups, cause);",
