@@ -51,7 +51,8 @@ $(VENV)/doctest: tests/tools/bootstrap.sh
 	@touch $@
 
 # --- building -------------------------------------------------------------------------------------------------------
-# Ninja decides what to compile. Options stay in build/cmake: after `make build`, `make demo` keeps -Werror.
+# Ninja decides what to compile. Options that change nothing in the module stay in build/cmake (setup.py): after
+# `make build`, `make demo` keeps -Werror.
 compile = flock build/lock $(BIN)/python setup.py --quiet build_ext --inplace > build/log 2>&1 || { cat build/log; exit 1; }
 
 build: $(VENV)/dev  ## (re)build ringreduce._core in place, with the C++ tests, warnings are errors

@@ -5,10 +5,14 @@ build/cmake, so the next one, of whatever kind, compiles only what changed.
 """
 
 import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pybind11
@@ -25,6 +29,36 @@ def tool(name: str, directory: str) -> str:
         return str(Path(getattr(__import__(name), directory)) / name)
     except (ImportError, AttributeError):
         return name
+
+
+def configured_for() -> str:
+    """What decides about a build and is read by CMake once, or kept by it: where we are, compilers, flags, options."""
+    environ = os.environ
+    names = {"CXX", "CXXFLAGS", "LDFLAGS", "CUDACXX", *(name for name in environ if name.startswith("CMAKE_"))}
+    values = [f"{name}={environ.get(name, '')}" for name in sorted(names - {"CMAKE_BUILD_PARALLEL_LEVEL"})]
+    compiler, *_ = [*shlex.split(environ.get("CXX", "")), "c++"]
+    # These change nothing in the module. They stay, so that `pip install .` and `make build` share what they compile.
+    shared = re.compile(r"-DRR_(WERROR|TESTS|GPU_CHECK)\b")
+    options = [word for word in shlex.split(environ.get("RR_CMAKE_ARGS", "")) if not shared.match(word)]
+    tools = [shutil.which(name) for name in (compiler, "nvcc")]
+    return "\n".join([f"source={ROOT}", *values, f"tools={tools}", f"options={options}", ""])
+
+
+@contextmanager
+def fresh_unless_same(tree: Path) -> Iterator[None]:
+    """A build in tree: CMake begins anew unless the last one was for the same, and ended well.
+
+    Objects stay: ninja knows which of them have been compiled by the same command.
+    """
+    record = tree / "configured_for.txt"
+    wanted = configured_for()
+    if not record.exists() or record.read_text() != wanted:
+        (tree / "CMakeCache.txt").unlink(missing_ok=True)
+        for compilers in tree.glob("CMakeFiles/[0-9]*"):  # a folder for each version of CMake
+            shutil.rmtree(compilers)
+    record.unlink(missing_ok=True)
+    yield
+    record.write_text(wanted)
 
 
 class CMakeExtension(Extension):
@@ -54,8 +88,9 @@ class CMakeBuild(build_ext):
             f"-DRR_MODULE_NAME={output.name}",
             *shlex.split(os.environ.get("RR_CMAKE_ARGS", "")),
         ]
-        subprocess.run(configure, check=True)
-        subprocess.run([cmake, "--build", str(tree), "--parallel", str(os.cpu_count())], check=True)
+        with fresh_unless_same(tree):
+            subprocess.run(configure, check=True)
+            subprocess.run([cmake, "--build", str(tree), "--parallel", str(os.cpu_count())], check=True)
 
 
 class BuildPython(build_py):

@@ -55,6 +55,8 @@ ROOMS: dict[str, tuple[str, str]] = {
     ),
     "csrc/framework/": ("calls_test", "test_package.py"),
     "csrc/python/": ("", "test_buffers.py test_collectives.py test_package.py"),
+    "CMakeLists.txt": ("", "test_build.py"),
+    "setup.py": ("", "test_build.py test_compat.py"),
     "ringreduce/": ("", "test_package.py test_collectives.py test_lifecycle.py"),
     "ringreduce/bench/": ("", "test_bench.py test_package.py"),
     "ringreduce/bench/train/": ("", "test_bench_train_parts.py test_bench_train_methods.py"),
