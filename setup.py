@@ -1,11 +1,13 @@
 """Builds ringreduce._core and ringreduce/_tensorflow.so by CMake; all else about the package is in pyproject.toml.
 
 CMake options come from the environment: RR_CMAKE_ARGS="-DRR_WERROR=ON -DRR_TESTS=ON". Every build works in
-build/cmake, so the next one, of whatever kind, compiles only what changed.
+build/cmake, so the next one, of whatever kind, compiles only what changed. CMAKE_BUILD_PARALLEL_LEVEL says how many
+files are compiled at once.
 """
 
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -61,6 +63,13 @@ def fresh_unless_same(tree: Path) -> Iterator[None]:
     record.write_text(wanted)
 
 
+def jobs() -> int:
+    """How many files are compiled at once: one on each CPU that we may use, and each has a GiB of memory."""
+    limits = runpy.run_path(str(ROOT / "ringreduce" / "launch" / "quota.py"))
+    memory = min(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), limits["memory_limit"]())
+    return max(1, int(min(len(os.sched_getaffinity(0)), limits["cpu_quota"](), memory / 2**30)))
+
+
 class CMakeExtension(Extension):
     def __init__(self, name: str) -> None:
         super().__init__(name, sources=[])
@@ -88,9 +97,10 @@ class CMakeBuild(build_ext):
             f"-DRR_MODULE_NAME={output.name}",
             *shlex.split(os.environ.get("RR_CMAKE_ARGS", "")),
         ]
+        parallel = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(jobs())
         with fresh_unless_same(tree):
             subprocess.run(configure, check=True)
-            subprocess.run([cmake, "--build", str(tree), "--parallel", str(os.cpu_count())], check=True)
+            subprocess.run([cmake, "--build", str(tree), "--parallel", parallel], check=True)
 
 
 class BuildPython(build_py):

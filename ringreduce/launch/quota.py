@@ -1,4 +1,7 @@
-"""How much CPU time the control groups (cgroups) of this process allow, as containers and pods are given it."""
+"""How much CPU time and memory the control groups (cgroups) of this process allow, as containers are given them.
+
+setup.py runs this file by itself, before there is a package: it imports nothing of ringreduce.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,12 @@ def cpu_quota(proc: Path = Path("/proc/self")) -> float:
     Args:
         proc: what the kernel says about the process: its files cgroup and mountinfo.
     """
-    return min((_quota(folder) for folder in _folders(proc)), default=math.inf)
+    return min((_quota(folder) for folder in _folders(proc, "cpu")), default=math.inf)
+
+
+def memory_limit(proc: Path = Path("/proc/self")) -> float:
+    """The smallest limit of memory of these groups, in bytes; math.inf where there is none. Arguments as above."""
+    return min((_limit(folder) for folder in _folders(proc, "memory")), default=math.inf)
 
 
 def _quota(folder: Path) -> float:
@@ -26,8 +34,14 @@ def _quota(folder: Path) -> float:
     return int(quota) / int(period)
 
 
-def _folders(proc: Path) -> Iterator[Path]:
-    """The folders of the groups that limit CPU time, each with those around it that can be seen."""
+def _limit(folder: Path) -> float:
+    """That of one group: memory.max (version 2), or memory.limit_in_bytes (version 1, a huge number: no limit)."""
+    limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
+    return int(limit) if limit.isdecimal() else math.inf
+
+
+def _folders(proc: Path, wanted: str) -> Iterator[Path]:
+    """The folders of the groups of a controller, "cpu" or "memory", each with those around it that can be seen."""
     paths: dict[str, PurePosixPath] = {}
     for line in _read(proc / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -36,7 +50,7 @@ def _folders(proc: Path) -> Iterator[Path]:
         mount, _, system = line.partition(" - ")
         root, point = (PurePosixPath(field) for field in mount.split()[3:5])
         kind, *_, options = system.split()
-        controller = "" if kind == "cgroup2" else "cpu"
+        controller = "" if kind == "cgroup2" else wanted
         if kind not in ("cgroup", "cgroup2") or (controller and controller not in options.split(",")):
             continue
         own = paths.get(controller, root)

@@ -6,9 +6,11 @@ setup.py runs as it is, in a small source tree whose CMakeLists.txt writes what 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import completed
@@ -104,6 +106,56 @@ def test_a_moved_or_copied_checkout_builds(tree: Path) -> None:
     assert "flags=" in built(moved)
     shutil.copytree(moved, tree)
     assert "flags=" in built(tree)
+
+
+# --- how many files are compiled at once ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cpus", "quota", "limit", "jobs"),
+    [(4, "max", "max", 4), (4, "250000", "max", 2), (4, "50000", "max", 1), (4, "max", "3221225472", 3)],
+)
+def test_jobs_fit_on_cpus_and_into_memory(
+    cpus: int, quota: str, limit: str, jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cgroup").write_text("0::/\n")
+    (tmp_path / "mountinfo").write_text(f"31 23 0:28 / {tmp_path} rw,relatime shared:9 - cgroup2 none rw\n")
+    (tmp_path / "cpu.max").write_text(f"{quota} 100000\n")
+    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cpus)))
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PHYS_PAGES": 1 << 24, "SC_PAGE_SIZE": 4096}[name])
+    setup = functions_of_setup()
+    run_path = setup["runpy"].run_path
+
+    def limits(path: str) -> dict[str, Any]:
+        found = run_path(path)
+        return {name: lambda read=found[name]: read(tmp_path) for name in ("cpu_quota", "memory_limit")}
+
+    monkeypatch.setattr(setup["runpy"], "run_path", limits)
+    assert setup["jobs"]() == jobs
+
+
+def test_jobs_can_be_set(tree: Path, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    script = f'echo "$@" >> {shlex.quote(str(said))}; mkdir -p build/cmake'
+    program(tmp_path / "bin" / "cmake", script)
+    # A package cmake of its own, whose programs setup.py takes.
+    (tmp_path / "cmake.py").write_text(f"CMAKE_BIN_DIR = {str(tmp_path / 'bin')!r}\n")
+    command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
+    for level in ("7", ""):
+        environ = environment(PYTHONPATH=str(tmp_path), CMAKE_BUILD_PARALLEL_LEVEL=level)
+        completed(command, cwd=tree, env=environ)
+    first, second = [line.split()[-1] for line in said.read_text().splitlines() if "--build" in line]
+    assert first == "7"
+    assert 1 <= int(second) <= len(os.sched_getaffinity(0))
+
+
+def functions_of_setup() -> dict[str, Any]:
+    """Those of setup.py, without a call of setup()."""
+    names: dict[str, Any] = {"__file__": str(ROOT / "setup.py")}
+    exec((ROOT / "setup.py").read_text().replace("\nsetup(\n", "\ndict(\n"), names)
+    return names
 
 
 # --- CMakeLists.txt: ccache and flags, configured and not built -------------------------------------------------------
