@@ -64,14 +64,13 @@ build-demo: $(VENV)/demo
 	@$(compile)
 
 wheel: $(VENV)/tools  ## build a wheel in dist/
-	@rm -rf build/lib.* build/bdist.*  # else modules removed since the last wheel would be in this one
 	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w dist .
 	@ls -l dist/*.whl
 
 PYTHONS ?= $(shell for n in 10 11 12 13 14; do python3.$$n -c pass 2> /dev/null && echo python3.$$n; done; true)
 wheels:  ## build a wheel in dist/ for each Python from 3.10 on in PATH (PYTHONS="python3.12 python3.13")
 	@mkdir -p build
-	@for python in $(PYTHONS); do rm -rf build/lib.* build/bdist.*; flock build/lock $$python -m pip wheel --quiet --no-deps -w dist .; done
+	@for python in $(PYTHONS); do flock build/lock $$python -m pip wheel --quiet --no-deps -w dist .; done
 	@ls -l dist/*.whl
 
 # --- the two commands -----------------------------------------------------------------------------------------------

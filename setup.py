@@ -104,18 +104,33 @@ class CMakeBuild(build_ext):
 
 
 class BuildPython(build_py):
-    """Puts a .pth file beside the package, which Python reads when it starts: RINGREDUCE_AS_HOROVOD works then."""
+    """Collects the package afresh, and puts a .pth file beside it, which Python reads when it starts.
+
+    RINGREDUCE_AS_HOROVOD works by that file. An editable installation has its own, with the path of this checkout.
+    """
 
     NAME = "ringreduce-as-horovod.pth"
-    LINE = (
-        'import os, sys; os.environ.get("RINGREDUCE_AS_HOROVOD", "0") in ("", "0") '
-        'or sys.path.insert(0, os.path.join(sitedir, "ringreduce", "compat", "path"))\n'
-    )
+    LINE = 'import os, sys; os.environ.get("RINGREDUCE_AS_HOROVOD", "0") in ("", "0") or sys.path.insert(0, {})\n'
+    INSTALLED = 'os.path.join(sitedir, "ringreduce", "compat", "path")'
+    EDITABLE = ascii(str(ROOT / "ringreduce" / "compat" / "path"))
 
     def run(self) -> None:
+        if self.editable_mode:
+            super().run()
+            wheel = self.get_finalized_command("install").install_lib
+            Path(wheel, self.NAME).write_text(self.LINE.format(self.EDITABLE))
+            return
+        self.remove_earlier_files()
         super().run()
-        if not self.editable_mode:
-            Path(self.build_lib, self.NAME).write_text(self.LINE)
+        Path(self.build_lib, self.NAME).write_text(self.LINE.format(self.INSTALLED))
+
+    def remove_earlier_files(self) -> None:
+        """Else the wheel would have modules that the sources have no more, or those of a build that was cut off."""
+        build = self.get_finalized_command("build")
+        package = Path(self.build_lib, "ringreduce")
+        for folder in (package, *Path(build.build_base).glob("bdist.*")):
+            if folder.exists() and not folder.samefile(ROOT / "ringreduce"):
+                shutil.rmtree(folder)
 
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:
         files = super().get_outputs(include_bytecode)

@@ -141,24 +141,28 @@ def test_switching_on_keeps_what_is_there() -> None:
     assert environ == {"PYTHONPATH": f"{compat.FOLDER}:/a:/b", compat.VARIABLE: "force"}
 
 
-def test_the_file_that_python_reads_at_its_start(tmp_path: Path) -> None:
-    """The wheel puts setup.py's line into site-packages, as ringreduce-as-horovod.pth."""
-    (tmp_path / "ringreduce-as-horovod.pth").write_text(line_of_setup())
-    (tmp_path / "ringreduce").symlink_to(ROOT / "ringreduce")
+@pytest.mark.parametrize("kind", ["INSTALLED", "EDITABLE"])
+def test_the_file_that_python_reads_at_its_start(kind: str, tmp_path: Path) -> None:
+    """The wheel puts setup.py's line into site-packages, as ringreduce-as-horovod.pth; an editable one has its own."""
+    (tmp_path / "ringreduce-as-horovod.pth").write_text(line_of_setup(kind))
+    if kind == "INSTALLED":
+        (tmp_path / "ringreduce").symlink_to(ROOT / "ringreduce")
+    path = "" if kind == "INSTALLED" else str(ROOT)  # in place of the other file that an editable installation has
     start = ["import site, sys", f"site.addsitedir({str(tmp_path)!r})"]
     found = [*start, "import horovod", "print(horovod.__file__)"]
-    text = python(*found, PYTHONPATH="", cwd=tmp_path, **{compat.VARIABLE: "1"})
+    text = python(*found, PYTHONPATH=path, cwd=tmp_path, **{compat.VARIABLE: "1"})
     assert text.strip().endswith("ringreduce/compat/path/horovod/__init__.py")
     off = [*start, "assert not any('compat' in entry for entry in sys.path)"]
-    python(*off, PYTHONPATH="", cwd=tmp_path, **{compat.VARIABLE: "0"})
-    python(*off, PYTHONPATH="", cwd=tmp_path)
+    python(*off, PYTHONPATH=path, cwd=tmp_path, **{compat.VARIABLE: "0"})
+    python(*off, PYTHONPATH=path, cwd=tmp_path)
 
 
-def line_of_setup() -> str:
-    """BuildPython.LINE of setup.py, without a call of setup()."""
+def line_of_setup(kind: str) -> str:
+    """BuildPython.LINE of setup.py for this kind of installation, without a call of setup()."""
     names: dict[str, Any] = {"__file__": str(ROOT / "setup.py")}
     exec((ROOT / "setup.py").read_text().replace("\nsetup(\n", "\ndict(\n"), names)
-    line: str = names["BuildPython"].LINE
+    command = names["BuildPython"]
+    line: str = command.LINE.format(getattr(command, kind))
     return line
 
 

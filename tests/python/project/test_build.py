@@ -9,6 +9,7 @@ import os
 import shlex
 import shutil
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,15 @@ def mark(tree: Path) -> None:
         cache.write("MARK:STRING=kept\n")
 
 
+def wheel_of(tree: Path, hook: str, **variables: str) -> zipfile.ZipFile:
+    """The wheel that pip gets from one of the functions of setuptools.build_meta."""
+    out = tree.parent / "wheels"
+    out.mkdir(exist_ok=True)
+    code = f"from setuptools import build_meta; print(build_meta.{hook}({str(out)!r}))"
+    done = completed([sys.executable, "-c", code], cwd=tree, env=environment(**variables), check=True)
+    return zipfile.ZipFile(out / done.stdout.splitlines()[-1])
+
+
 # --- one build after another ------------------------------------------------------------------------------------------
 
 
@@ -106,6 +116,29 @@ def test_a_moved_or_copied_checkout_builds(tree: Path) -> None:
     assert "flags=" in built(moved)
     shutil.copytree(moved, tree)
     assert "flags=" in built(tree)
+
+
+def test_a_wheel_has_no_module_that_the_sources_have_no_more(tree: Path) -> None:
+    gone = tree / "ringreduce" / "gone.py"
+    gone.touch()
+    assert "ringreduce/gone.py" in wheel_of(tree, "build_wheel").namelist()
+    gone.unlink()
+    cut_off = next(tree.glob("build/lib.*")).name.replace("lib.", "bdist.").rpartition("-cpython")[0]
+    (tree / "build" / cut_off / "wheel").mkdir(parents=True)
+    (tree / "build" / cut_off / "wheel" / "cut_off.py").touch()
+    names = wheel_of(tree, "build_wheel").namelist()
+    assert "ringreduce/kept.py" in names
+    assert "ringreduce/_tensorflow.so" in names
+    assert not {"ringreduce/gone.py", "cut_off.py"} & set(names)
+
+
+def test_an_editable_installation_has_its_file_for_the_name_horovod(tree: Path) -> None:
+    """tests/python/horovod/test_compat.py runs it."""
+    wheel = wheel_of(tree, "build_editable")
+    line = wheel.read("ringreduce-as-horovod.pth").decode()
+    (record,) = (name for name in wheel.namelist() if name.endswith(".dist-info/RECORD"))
+    assert line.endswith(f"sys.path.insert(0, {str(tree / 'ringreduce' / 'compat' / 'path')!r})\n")
+    assert "ringreduce-as-horovod.pth" in wheel.read(record).decode(), "pip removes it"
 
 
 # --- how many files are compiled at once ------------------------------------------------------------------------------
