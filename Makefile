@@ -31,6 +31,9 @@ $(VENV)/demo $(VENV)/dev $(VENV)/bench $(VENV)/frameworks: $(VENV)/%: $(VENV)/to
 	@flock build/lock $(PIP) --no-build-isolation -e '.[$*]'
 	@touch $@
 
+# The bench takes any torch; figures are compared with one.
+$(VENV)/bench: $(VENV)/demo
+
 # tf_keras wants the package tensorflow, whose files tensorflow-cpu has.
 $(VENV)/keras2: $(VENV)/frameworks
 	@$(PIP) --no-deps tf_keras==2.21.0

