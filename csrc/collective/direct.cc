@@ -42,7 +42,7 @@ class Direct final : public Algorithm {
   // False when there is none left, or no more may be taken. Says that this rank stores before it looks whether it may:
   // who takes its memory back (Executor::withdraw_memory) says so before it looks who stores.
   bool take_chunk() {
-    std::atomic<uint64_t>& storing = work_.claims[team_.members[static_cast<size_t>(team_.me)]].storing;
+    std::atomic<uint64_t>& storing = work_.claims[team_.rank()].storing;
     storing.store(1, std::memory_order_seq_cst);
     const Range claimed = work_.withdrawn->load(std::memory_order_seq_cst) == 0 ? claim() : Range{};
     if (!claimed.empty()) reduce_chunk(claimed.begin);

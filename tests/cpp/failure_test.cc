@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "collective/direct.h"
 #include "doctest/doctest.h"
 #include "loopback_links.h"
 #include "sanitizer.h"
@@ -241,6 +242,51 @@ TEST_CASE("a rank that leaves cleanly: whoever needs it hears of it") {
       }));
     }
   }
+}
+
+TEST_CASE("direct: no chunk is begun once a rank has taken its memory back, and the others need it") {
+  constexpr size_t kCount = 1 << 16;
+  std::vector<float> values[2] = {std::vector<float>(kCount, 1.0f), std::vector<float>(kCount, 1.0f)};
+  ClaimLine claims[2] = {};
+  std::atomic<uint64_t> completed{0};
+  std::atomic<uint32_t> withdrawn{0};
+  Team team;
+  team.members = {0, 1};
+  team.kernels = &kernels("auto");
+  DirectJob job;
+  job.reduction = {DType::kFloat32, ReduceOp::kSum, 1.0, 1.0, 2};
+  job.tensors.push_back({{values[0].data(), values[1].data()}, {values[0].data(), values[1].data()}, kCount});
+  const std::unique_ptr<Algorithm> sum = direct(team, {claims, &completed, &withdrawn}, job);
+  CHECK(sum->step() == Step::kProgress);
+  withdrawn.store(1);
+  const std::vector<float> before = values[1];
+  CHECK(std::count(before.begin(), before.end(), 2.0f) != 0);
+  CHECK(std::count(before.begin(), before.end(), 1.0f) != 0);
+  CHECK(sum->step() == Step::kIdle);
+  CHECK(values[1] == before);
+  CHECK(sum->needs(1));
+  CHECK(claims[0].storing.load() == 0);
+}
+
+TEST_CASE("a rank that leaves waits for a rank that stores into its registered memory") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "30"}};
+  std::atomic<bool> is_over{false};
+  CHECK_NOTHROW(run_ranks(2, [&](Rank& rank) {
+    const ControlSegment& control = rank.world.control();
+    std::atomic<uint64_t>& storing = control.claims(0)[1].storing;
+    if (rank.rank == 0) {
+      wait_for([&] { return storing.load() != 0; });
+      start_sum(rank, rank.world, 3000, 1, "never");
+      const int64_t began_ns = now_ns();
+      rank.context.shutdown();
+      expect(is_over || now_ns() - began_ns > 900'000'000, "it waits, but not for ever");
+    } else {
+      storing = 1;
+      wait_for([&] { return has_left(control.line(0)); });
+      is_over = true;
+      storing = 0;
+    }
+  }));
 }
 
 TEST_CASE("nobody stores into registered memory of a rank that has left, or sums what it writes there afterwards") {

@@ -161,18 +161,11 @@ ROWS = (
         ("negotiation_test",),
     ),
     Mutation(
-        "memory-gone",
+        "memory-not-awaited",
         "csrc/engine/group/executor.cc",
-        "if (!fail_if_memory_is_gone()) finish_entry();",
-        "finish_entry();",
-        ("failure_test::nobody stores into registered memory",),
-    ),
-    Mutation(
-        "memory-not-withdrawn",
-        "csrc/engine/group/executor.cc",
-        "  from_.control.header().memory_withdrawn.store(1, std::memory_order_seq_cst);\n",
-        "",
-        ("failure_test::nobody stores into registered memory",),
+        "while (r != from_.rank && storing.load(",
+        "while (false && storing.load(",
+        ("failure_test::a rank that leaves waits",),
     ),
     Mutation(
         "join-without-end",

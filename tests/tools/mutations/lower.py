@@ -423,6 +423,13 @@ ROWS = (
         ("collectives_test",),
     ),
     Mutation(
+        "direct-withdrawn",
+        "csrc/collective/direct.cc",
+        "work_.withdrawn->load(std::memory_order_seq_cst) == 0 ? claim() : Range{};",
+        "claim();",
+        ("failure_test::direct: no chunk is begun",),
+    ),
+    Mutation(
         "pairwise-codec",
         "csrc/collective/pairwise.cc",
         "    team_.kernels->decode(codec_, encoded_result(folded_), dst, mine.count());\n",
