@@ -105,6 +105,13 @@ class Work:
         Running out of `timeout` raises TimeoutError and leaves the operation pending.
         """
 
+    def withdraw(self) -> None:
+        """For a synchronous call that an exception has ended: its arrays are left alone from here on.
+
+        What all ranks are in is finished first, at most 10 s; what not all have called is withdrawn; else the group
+        fails. No effect on what has ended.
+        """
+
     def done(self) -> bool:
         """True once wait() would not block (also when it failed)."""
 

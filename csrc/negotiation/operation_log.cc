@@ -108,6 +108,20 @@ void OperationLog::refuse(Ticket ticket) {
   segment_.ring_waiters();
 }
 
+// The request stays where it is, so that slots and generations go on as ever. Ranks announce unnamed operations without
+// the lock, so a rank may see this one complete before the mark is there. The mark is what decides (PendingOperations::
+// settle()), and it is only written under the lock.
+bool OperationLog::withdraw(Ticket ticket) {
+  if (hosts_.several()) return false;
+  return segment_.locked([&] {
+    if (requests_.is_refused(ticket)) return true;
+    if (requests_.is_appended(ticket) || requests_.complete(ticket)) return false;
+    control_.head(ticket.request_slot, segment_.rank).digest.store(kWithdrawnDigest, std::memory_order_relaxed);
+    refuse(ticket);
+    return true;
+  });
+}
+
 bool OperationLog::repeat(const std::vector<Ticket>& members, uint32_t algorithm, const RankMask& participants) {
   const bool written = segment_.locked([&] {
     Entry* const entry = open_entry();

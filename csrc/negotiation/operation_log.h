@@ -34,6 +34,9 @@ class OperationLog {
   bool append_locked(Ticket ticket, const RankMask& participants);
   // Closes an open entry and writes the algorithm that every rank will run. No effect on a closed one.
   void close(Entry& entry);
+  // This rank takes back what it has announced: all ranks end the operation with an error that names it, once they have
+  // called it. False, and nothing done, where that is too late, or where other hosts may have been told of it.
+  bool withdraw(Ticket ticket);
   // Every participant ends the operation with an error. The first host's leader says so to the other leaders before.
   void refuse(Ticket ticket);
   // Repeats an entry of the first host's log; false while there is no room.

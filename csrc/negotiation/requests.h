@@ -11,6 +11,10 @@
 
 namespace rr {
 
+// In the place of a request's digest: its rank has withdrawn it. digest() gives it as rarely as it gives two requests
+// that differ the same number.
+inline constexpr uint64_t kWithdrawnDigest = 0;
+
 // Whether operations of a kind go on without the ranks that have joined.
 bool can_do_without_joined(Kind kind);
 

@@ -108,7 +108,8 @@ void PendingOperations::free_name(const std::string& name) {
         "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is "
         "currently "
         "being processed.  If you want to request another tensor, use a different tensor name. (" +
-        from_.where(operation) + ")");
+        from_.where(operation) +
+        (operation.discard ? "; an exception ended its call, and not all ranks have called it since)" : ")"));
   }
   by_name_.erase(busy);
 }
@@ -156,6 +157,7 @@ bool PendingOperations::is_any_under_way() const {
 
 void PendingOperations::push(Operation& operation) {
   if (operation.quick && is_pending(operation)) try_finish_quick(operation);
+  if (operation.discard) settle(operation);  // nobody waits for it
   operation.wanted.store(true, std::memory_order_relaxed);
 }
 
@@ -192,11 +194,15 @@ bool PendingOperations::try_finish_quick(Operation& operation) {
 
 void PendingOperations::settle(Operation& operation) {
   RankMask participants;
-  if (operation.settled.load(std::memory_order_relaxed) || operation.ticket.tag == 0) return;
+  if (operation.quick || operation.settled.load(std::memory_order_relaxed) || operation.ticket.tag == 0) return;
   if (operation.state.load(std::memory_order_relaxed) != State::kPending) return;
   if (!is_settled(operation, participants)) return;
+  if (negotiation_.requests().feasible(operation.ticket, participants)) {
+    // Until it is in the log a rank may still have it withdrawn.
+    if (negotiation_.requests().is_appended(operation.ticket)) operation.settled.store(true, std::memory_order_relaxed);
+    return;
+  }
   operation.settled.store(true, std::memory_order_relaxed);
-  if (negotiation_.requests().feasible(operation.ticket, participants)) return;
   remove_logged(operation);
   refuse(operation, participants);
 }
@@ -268,6 +274,22 @@ void PendingOperations::fail_all(const std::exception_ptr& error) {
   by_name_.clear();
   counts_.operations.store(0);
   counts_.messages.store(0);
+}
+
+void PendingOperations::discard(Operation& operation) {
+  remove_logged(operation);
+  operation.discard = true;
+  operation.keep.reset();
+}
+
+bool PendingOperations::discard_message(Operation& operation) {
+  const PointToPoint::Withdrawn how = messages_.withdraw(operation);
+  if (how != PointToPoint::Withdrawn::kTakenOut) return how == PointToPoint::Withdrawn::kCopied;
+  counts_.operations.fetch_sub(1);
+  counts_.messages.fetch_sub(1);
+  end(from_, operation, State::kFailed,
+      std::make_exception_ptr(MismatchError("its call was ended by an exception. " + from_.where(operation))));
+  return true;
 }
 
 void PendingOperations::withdraw() {

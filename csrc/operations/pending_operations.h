@@ -65,7 +65,8 @@ class PendingOperations {
   void push_named();
   // Ends a quick operation if every rank has announced it.
   bool try_finish_quick(Operation& operation);
-  // Ends an operation of the log whose requests do not agree: it never enters the log, as all its ranks see.
+  // Ends an operation of the log whose requests do not agree: it never enters the log, as all its ranks see. No effect
+  // on others.
   void settle(Operation& operation);
   void succeed(Operation& operation);
   void fail(Operation& operation, std::exception_ptr error);
@@ -77,6 +78,10 @@ class PendingOperations {
   // A deadlock verdict: what this rank has announced without a number of its own that all ranks share is void, and the
   // unnamed operations go on where the rank that was ahead had come to.
   void withdraw();
+  // The caller of an operation is gone: its memory is neither read nor written any more. For one of the log: it has
+  // been withdrawn there. False of a message that has begun to arrive.
+  void discard(Operation& operation);
+  bool discard_message(Operation& operation);
   uint32_t verdicts() const { return verdicts_; }  // that have withdrawn something here
 
  private:

@@ -131,6 +131,30 @@ bool PointToPoint::progress(std::vector<Finished>& finished) {
   return moved;
 }
 
+PointToPoint::Withdrawn PointToPoint::withdraw(Operation& operation) {
+  if (!operation.srcs.empty()) {
+    TensorView& source = operation.srcs[0];
+    const auto copy = std::make_shared<std::vector<std::byte>>(source.data, source.data + source.nbytes());
+    source.data = copy->data();
+    operation.keep = copy;
+    return Withdrawn::kCopied;
+  }
+  // begun: how many of the first ones have begun to arrive.
+  const auto take_out = [&](std::deque<Message>& messages, std::ptrdiff_t begun) {
+    const auto found = std::find_if(messages.begin() + begun, messages.end(),
+                                    [&](const Message& message) { return message.operation.get() == &operation; });
+    if (found == messages.end()) return false;
+    messages.erase(found);
+    return true;
+  };
+  if (take_out(from_anyone_, 0)) return Withdrawn::kTakenOut;
+  for (PeerQueue& queue : queues_) {
+    const bool has_begun = queue.header_moved == sizeof(Header) && !queue.receives.empty();
+    if (take_out(queue.receives, has_begun ? 1 : 0)) return Withdrawn::kTakenOut;
+  }
+  return Withdrawn::kNo;
+}
+
 std::vector<OperationPtr> PointToPoint::drain() {
   std::vector<OperationPtr> operations;
   for (Message& message : from_anyone_) operations.push_back(std::move(message.operation));

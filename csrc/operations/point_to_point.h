@@ -22,6 +22,11 @@ class PointToPoint {
   // Takes the first message that arrives and that no older receive wants; sets the operation's peer.
   void add_receive_from_anyone(OperationPtr operation, int tag);
 
+  // For a caller that wants its memory back. What is being sent goes on from a copy: the receiver may have a part of
+  // it. A receive that no message has come for is taken out. kNo: its message has begun to arrive.
+  enum class Withdrawn { kNo, kCopied, kTakenOut };
+  Withdrawn withdraw(Operation& operation);
+
   struct Finished {
     OperationPtr operation;
     std::string error;  // "" = success

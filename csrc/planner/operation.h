@@ -106,11 +106,11 @@ struct Operation {
   std::atomic<int> peer{-1};       // of a message
   Ticket ticket;
   bool quick = false;    // finished from the request slots, never in the log
-  bool discard = false;  // its caller was interrupted: results go nowhere
+  bool discard = false;  // its caller was interrupted: its memory is left alone
   int64_t submitted_ns = 0;
   RecordedCall recorded;
   std::atomic<bool> warned{false};
-  std::atomic<bool> settled{false};  // complete and feasible, as far as this rank has looked
+  std::atomic<bool> settled{false};  // how it ends is decided: it is in the log, or refused
   std::atomic<bool> wanted{false};   // somebody waits for it or polls it
   std::atomic<State> state{State::kPending};
   std::exception_ptr error;  // set before state becomes kFailed

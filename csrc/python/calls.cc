@@ -77,7 +77,7 @@ void allreduce(const PyGroup& group, py::handle src, py::handle dst, int op, dou
   request.codec = codec;
   request.srcs.push_back(view_of(src, false, *held));
   request.dsts.push_back(view_of(dst, true, *held));
-  submit(group, request, name, std::move(held)).wait(std::nullopt);
+  submit(group, request, name, std::move(held)).wait_or_withdraw();
 }
 
 PyWork allreduce_async(const PyGroup& group, const py::sequence& srcs, const py::sequence& dsts, int op,

@@ -26,6 +26,7 @@ void bind_group(py::module_& m) {
 
   py::class_<PyWork>(m, "Work")
       .def("wait", &PyWork::wait, py::arg("timeout") = py::none())
+      .def("withdraw", &PyWork::withdraw)
       .def("done", &PyWork::done)
       .def_property_readonly("on_gpu", [](const PyWork& w) { return w.device != nullptr; })
       .def_property_readonly("output",
@@ -103,7 +104,7 @@ void bind_group(py::module_& m) {
           },
           py::arg("src"), py::arg("dst"), py::arg("root"), py::arg("name"))
       .def(
-          "barrier", [](const PyGroup& g, const py::object& name) { barrier_async(g, name).wait(std::nullopt); },
+          "barrier", [](const PyGroup& g, const py::object& name) { barrier_async(g, name).wait_or_withdraw(); },
           py::arg("name"))
       .def("barrier_async", &barrier_async, py::arg("name"))
       .def(

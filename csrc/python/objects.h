@@ -111,6 +111,22 @@ struct PyWork {
     trash().empty();
     if (!in_time) throw TimeoutError("the operation is still pending after " + std::to_string(*timeout) + " s");
   }
+  // For a synchronous call that an exception has ended: from here on its arrays are the caller's again.
+  void withdraw() const {
+    {
+      const WithoutGil unlocked(*group.context);
+      device != nullptr ? queue().withdraw(*device, interrupt) : group.get().withdraw(*operation, interrupt);
+    }
+    trash().empty();
+  }
+  void wait_or_withdraw() const {
+    try {
+      wait(std::nullopt);
+    } catch (...) {
+      withdraw();
+      throw;
+    }
+  }
   bool done() const {
     const WithoutGil unlocked(*group.context);
     return device != nullptr ? queue().done(*device) : group.get().poll(*operation);

@@ -28,7 +28,7 @@ def allgather(tensor: Any, *, name: str | None = None, process_set: ProcessSet =
     Returns:
         A new ndarray.
     """
-    return allgather_async(tensor, name=name, process_set=process_set).wait()
+    return allgather_async(tensor, name=name, process_set=process_set).wait_or_withdraw()
 
 
 def allgather_async(
@@ -47,7 +47,7 @@ def grouped_allgather(
     tensors: Sequence[Any], *, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Array]:
     """allgather() of several tensors, all in flight together. Returns a list of new ndarrays."""
-    return grouped_allgather_async(tensors, name=name, process_set=process_set).wait()
+    return grouped_allgather_async(tensors, name=name, process_set=process_set).wait_or_withdraw()
 
 
 def grouped_allgather_async(
@@ -68,7 +68,7 @@ def gather(
     tensor: Any, root_rank: int, *, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Array | None:
     """allgather() for one rank: a new ndarray on the root (a global rank), None on the others."""
-    return gather_async(tensor, root_rank, name=name, process_set=process_set).wait()
+    return gather_async(tensor, root_rank, name=name, process_set=process_set).wait_or_withdraw()
 
 
 def gather_async(
@@ -102,7 +102,7 @@ def scatter(
     Returns:
         output.
     """
-    return scatter_async(tensor, output, root_rank, name=name, process_set=process_set).wait()
+    return scatter_async(tensor, output, root_rank, name=name, process_set=process_set).wait_or_withdraw()
 
 
 def scatter_async(
@@ -140,7 +140,7 @@ def broadcast(
     Returns:
         A new ndarray of the tensor's shape and dtype; a NumPy scalar when the tensor is a scalar.
     """
-    return broadcast_async(tensor, root_rank, name=name, process_set=process_set).wait()
+    return broadcast_async(tensor, root_rank, name=name, process_set=process_set).wait_or_withdraw()
 
 
 def broadcast_async(
@@ -159,7 +159,7 @@ def broadcast_(
     tensor: Any, root_rank: int, *, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
     """broadcast() in place: overwrites the tensor with the root's and returns it."""
-    return broadcast_async_(tensor, root_rank, name=name, process_set=process_set).wait()
+    return broadcast_async_(tensor, root_rank, name=name, process_set=process_set).wait_or_withdraw()
 
 
 def broadcast_async_(
@@ -185,7 +185,7 @@ def alltoall(
         The received rows as a new ndarray; with splits, (rows, received_splits): rows received from each rank, int32
         (int64 where a count needs it).
     """
-    output, received = alltoall_async(tensor, splits, name=name, process_set=process_set).wait()
+    output, received = alltoall_async(tensor, splits, name=name, process_set=process_set).wait_or_withdraw()
     return output if splits is None else (output, received)
 
 
@@ -203,7 +203,7 @@ def alltoall_async(
 
 def send(tensor: Any, dest: int, *, tag: int = 0, process_set: ProcessSet = global_process_set) -> None:
     """Sends a tensor to another rank (a global rank), which calls recv() with the same tag, shape and dtype."""
-    send_async(tensor, dest, tag=tag, process_set=process_set).wait()
+    send_async(tensor, dest, tag=tag, process_set=process_set).wait_or_withdraw()
 
 
 def send_async(tensor: Any, dest: int, *, tag: int = 0, process_set: ProcessSet = global_process_set) -> Handle[None]:
@@ -216,7 +216,7 @@ def send_async(tensor: Any, dest: int, *, tag: int = 0, process_set: ProcessSet 
 
 def recv(tensor: Any, source: int, *, tag: int = 0, process_set: ProcessSet = global_process_set) -> Any:
     """Receives into a tensor, in place, what rank `source` (a global rank) sends with this tag, and returns it."""
-    return recv_async(tensor, source, tag=tag, process_set=process_set).wait()
+    return recv_async(tensor, source, tag=tag, process_set=process_set).wait_or_withdraw()
 
 
 def recv_async(tensor: Any, source: int, *, tag: int = 0, process_set: ProcessSet = global_process_set) -> Handle[Any]:

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ringreduce import state
-from ringreduce.errors import InvalidArgumentError, NotInitializedError
+from ringreduce.errors import Error, InvalidArgumentError, NotInitializedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,6 +25,9 @@ class Waitable(Protocol):
     def done(self) -> bool:
         """True once wait() would not block."""
 
+    def withdraw(self) -> None:
+        """Has the core leave the operands alone from here on, for a synchronous call that an exception has ended."""
+
 
 class Works:
     """Several submitted operations, waited for and polled as one."""
@@ -37,14 +40,19 @@ class Works:
     def wait(self, timeout: float | None = None) -> None:
         """Waits for all of them, then raises the first error. The timeout, in seconds, is for all together."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        error: Exception | None = None
+        error: Error | None = None
         for work in self.each:
             try:
                 work.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
-            except Exception as caught:
+            except Error as caught:  # what a signal's handler raises ends the wait
                 error = error or caught
         if error is not None:
             raise error
+
+    def withdraw(self) -> None:
+        """Withdraws each of them that has not ended."""
+        for work in self.each:
+            work.withdraw()
 
     def done(self) -> bool:
         """True once wait() would not block."""
@@ -91,6 +99,24 @@ class Handle(Generic[T]):
             self._finish = self._keep = None
         return self._value
 
+    def wait_or_withdraw(self) -> T:
+        """wait(), for a synchronous call, whose caller never gets the handle.
+
+        When an exception ends the wait, such as KeyboardInterrupt, the caller goes on with the operands: nothing reads
+        or writes them from here on. What all ranks are in is finished first; what not all have called is withdrawn, and
+        the other ranks get MismatchError. Between hosts, and on a GPU, that fails the whole group.
+        """
+        try:
+            return self.wait()
+        except BaseException:
+            self.withdraw()
+            raise
+
+    def withdraw(self) -> None:
+        """Has the core leave the operands alone from here on; no effect on what has ended."""
+        if self._finish is not None and state.forks == self._forks:
+            self._work.withdraw()
+
     def done(self) -> bool:
         """True once wait() would not block, also when the operation failed. Raises NotInitializedError in a fork."""
         if self._finish is None:
@@ -103,6 +129,15 @@ class Handle(Generic[T]):
     def result(self) -> T:
         """The result; waits for it like wait()."""
         return self.wait()
+
+
+def wait_or_withdraw(work: Waitable) -> None:
+    """As Handle.wait_or_withdraw(), for what has no handle."""
+    try:
+        work.wait()
+    except BaseException:
+        work.withdraw()
+        raise
 
 
 def together(handles: Sequence[Handle[T]]) -> Handle[list[T]]:

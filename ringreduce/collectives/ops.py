@@ -8,6 +8,10 @@ submitted in any order, the others in one order on all ranks.
 Raised by all of them: NotInitializedError before init(); InvalidArgumentError for a bad argument, a name that is
 already in flight, or a rank outside the set; MismatchError when the ranks' calls do not fit together (no data moves
 and the set stays usable); PeerLostError, TimeoutError and ShutdownError when a rank is gone (the job is over).
+
+An exception from a signal's handler, such as KeyboardInterrupt, may come out of a call that waits. Its arrays are the
+caller's again then: what all ranks have called is finished first, and the rest is withdrawn, so the other ranks get
+MismatchError (between hosts, and on a GPU, from all later calls). Operations of a few bytes end as usual elsewhere.
 """
 
 from __future__ import annotations
@@ -193,7 +197,7 @@ def grouped_allreduce(
         postscale_factor=postscale_factor,
         process_set=process_set,
         wire=wire,
-    ).wait()
+    ).wait_or_withdraw()
 
 
 def grouped_allreduce_(
@@ -215,7 +219,7 @@ def grouped_allreduce_(
         postscale_factor=postscale_factor,
         process_set=process_set,
         wire=wire,
-    ).wait()
+    ).wait_or_withdraw()
 
 
 def grouped_allreduce_async(

@@ -39,7 +39,7 @@ def reducescatter(
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
         process_set=process_set,
-    ).wait()
+    ).wait_or_withdraw()
 
 
 def reducescatter_async(
@@ -81,7 +81,7 @@ def grouped_reducescatter(
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
         process_set=process_set,
-    ).wait()
+    ).wait_or_withdraw()
 
 
 def grouped_reducescatter_async(
@@ -138,7 +138,7 @@ def reduce(
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
         process_set=process_set,
-    ).wait()
+    ).wait_or_withdraw()
 
 
 def reduce_async(

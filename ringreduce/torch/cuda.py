@@ -66,6 +66,10 @@ class DeviceWork:
             for tensor in (*self._tensors, *([] if self._room is None else [self._room])):
                 tensor.record_stream(now)
 
+    def withdraw(self) -> None:
+        """For a synchronous call that an exception has ended: the tensors are left alone from here on."""
+        self._work.withdraw()
+
     def done(self) -> bool:
         """True once the operation is done, or has failed."""
         finished: bool = self._work.done()

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ringreduce.collectives import objects
+from ringreduce.collectives.handles import Works, wait_or_withdraw
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.collective_json import allgather_json
 from ringreduce.job.process_sets import ProcessSet, global_process_set
@@ -54,8 +55,8 @@ def broadcast_parameters(
         memory = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
         handle = broadcast_async_(memory, root_rank, None if name is None else f"broadcast.{name}", process_set)
         pending.append((handle, tensor, memory))
-    for handle, tensor, memory in pending:
-        handle.wait()
+    wait_or_withdraw(Works([handle for handle, _, _ in pending]))
+    for _, tensor, memory in pending:
         if memory is not tensor:
             tensor.detach().copy_(memory)
 

@@ -13,6 +13,7 @@ namespace {
 
 // Results that nobody asked for stay until somebody drops one, or until there are so many bytes of them.
 constexpr size_t kMostReleasedNbytes = size_t{256} << 20;
+constexpr double kWithdrawS = 10;  // what all ranks are in when its call is interrupted has so long to end
 
 // A thread that waits, while this exists.
 class Waiting {
@@ -181,6 +182,24 @@ bool DeviceQueue::wait(DeviceOperation& operation, double timeout_s, Interrupt i
                                       interrupt, group.ranks_outnumber_cores(), [] {});
   if (in_time) rethrow(operation);
   return in_time;
+}
+
+void DeviceQueue::withdraw(DeviceOperation& operation, Interrupt interrupt) {
+  Group& group = *operation.group;
+  const OperationPtr submitted = inner(operation);
+  const bool is_message = operation.task == DeviceTask::kSend || operation.task == DeviceTask::kReceive;
+  const bool is_finishable = submitted != nullptr && !is_message && group.is_under_way(*submitted);
+  try {
+    if (is_finishable || operation.task == DeviceTask::kCopy) wait(operation, kWithdrawS, interrupt);
+  } catch (...) {  // its own error, or that a second signal has come
+  }
+  if (done(operation)) return;
+  group.fail_as_interrupted(group.here() + "] '" + operation.name + "' on the GPU",
+                            "what its streams may be told of cannot be withdrawn");
+  try {
+    wait(operation, kWithdrawS, nullptr);
+  } catch (...) {  // the failure
+  }
 }
 
 OperationPtr DeviceQueue::inner(const DeviceOperation& operation) const {

@@ -110,6 +110,9 @@ class DeviceQueue {
   void await_announced(Group& group, Interrupt interrupt);
   // Blocks this thread. False when timeout_s (< 0: none) ran out first.
   bool wait(DeviceOperation& operation, double timeout_s, Interrupt interrupt);
+  // For a synchronous call that an exception has ended: as Group::withdraw(), but that what not all ranks are in always
+  // fails the group, because work streams may be told of it at any moment.
+  void withdraw(DeviceOperation& operation, Interrupt interrupt);
   OperationPtr inner(const DeviceOperation& operation) const;  // for its counts; null before it is submitted
   // Whether an operation of that name is on its way to the group of this id, or in it.
   bool has(int group_id, const std::string& name) const;

@@ -141,7 +141,7 @@ std::string Group::calls_text() {
   if (id_ != 0) text += " in process set [" + some_of(world_ranks_) + "]";
   for (const OperationPtr& operation : submitted->pending.oldest_first()) {
     const std::vector<int> missing = members_.missing(*operation);
-    if (missing.empty()) continue;
+    if (missing.empty() || operation->discard) continue;
     return text + ", and " + called_shortly(operation->kind, operation->name, operation->number) +
            " waits for rank(s) " + some_of(missing);
   }

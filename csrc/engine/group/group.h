@@ -53,6 +53,12 @@ class Group {
   bool wait(Operation& operation, double timeout_s, Interrupt interrupt) {
     return waiter_.wait(operation, timeout_s, interrupt);
   }
+  // For a synchronous call that an exception has ended: see Waiter::withdraw().
+  void withdraw(Operation& operation, Interrupt interrupt) { waiter_.withdraw(operation, interrupt); }
+  bool is_under_way(const Operation& operation) const { return waiter_.is_under_way(operation); }
+  void fail_as_interrupted(const std::string& operation, const std::string& cause) const {
+    waiter_.fail_as_interrupted(operation, cause);
+  }
   bool done(Operation& operation) { return waiter_.done(operation); }
   // done(), for a caller that does not wait: gives the operation a push, and the name back once it has finished.
   bool poll(Operation& operation) { return waiter_.poll(operation); }

@@ -1,10 +1,13 @@
 #include "engine/group/waiter.h"
 
 #include <algorithm>
+#include <chrono>
 #include <optional>
+#include <thread>
 
 #include "base/clock.h"
 #include "base/errors.h"
+#include "base/text.h"
 #include "engine/context.h"
 #include "engine/shown_wait.h"
 #include "operations/recording.h"
@@ -13,6 +16,8 @@ namespace rr {
 namespace {
 constexpr int64_t kToldNs = 2'000'000'000;  // hosts tell each other of an operation after a second (kLateS in group.cc)
 constexpr double kVerdictS = 10.0;          // the hosts take so long to settle a verdict, at most
+// What all ranks are in when its call is interrupted has so long to end.
+constexpr double kFinishS = 10.0;
 
 }  // namespace
 
@@ -62,7 +67,7 @@ bool Waiter::wait_until_finished(Operation& operation, double timeout_s, Interru
       if (!operation.settled.load(std::memory_order_relaxed) &&
           parts_.negotiation.requests().is_settled(operation.ticket)) {
         parts_.submitted.lock()->pending.settle(operation);
-        return operation.state.load(std::memory_order_acquire) != State::kPending;
+        if (operation.state.load(std::memory_order_acquire) != State::kPending) return true;
       }
       parts_.throw_if_failed();
       parts_.context.throw_if_shut_down();
@@ -169,6 +174,52 @@ bool Waiter::done(Operation& operation) {
   if (operation.state.load(std::memory_order_acquire) != State::kPending) return true;
   parts_.throw_if_failed();
   return false;
+}
+
+// True where nothing will read or write the operation's memory any more.
+bool Waiter::try_withdraw(Operation& operation) {
+  const auto submitted = parts_.submitted.lock();
+  PendingOperations& pending = submitted->pending;
+  if (operation.state.load(std::memory_order_acquire) != State::kPending) return true;
+  if (!operation.quick) {  // of a quick one the request slot has a copy
+    if (has_failed(parts_.control()) || parts_.context.is_shut_down()) return false;
+    if (operation.ticket.tag == 0) return pending.discard_message(operation);
+    if (!parts_.negotiation.log().withdraw(operation.ticket)) return false;
+  }
+  pending.discard(operation);
+  return true;
+}
+
+bool Waiter::is_under_way(const Operation& operation) const {
+  if (operation.ticket.tag == 0) return true;  // its message has begun to arrive
+  const Requests& requests = parts_.negotiation.requests();
+  return requests.is_decided(operation.ticket) || requests.complete(operation.ticket);
+}
+
+void Waiter::fail_as_interrupted(const std::string& operation, const std::string& cause) const {
+  record_failure(parts_.control(), FatalKind::kMismatch,
+                 operation + ": an exception, such as KeyboardInterrupt, ended this rank's call, and " + cause);
+}
+
+void Waiter::withdraw(Operation& operation, Interrupt interrupt) {
+  const auto is_pending = [&] { return operation.state.load(std::memory_order_acquire) == State::kPending; };
+  const auto fail = [&](const std::string& cause) {  // a rank that is shut down leaves, which is for its peers to see
+    if (is_pending() && !parts_.context.is_shut_down()) fail_as_interrupted(parts_.from.where(operation), cause);
+  };
+  try {
+    if (try_withdraw(operation)) return;
+    const bool is_finishable = is_under_way(operation);
+    if (is_finishable) wait(operation, kFinishS, interrupt);
+    fail(is_finishable ? "it did not finish within " + seconds_text(kFinishS) + " s more"
+                       : "what other hosts may have been told of cannot be withdrawn");
+  } catch (...) {  // its own error, that of the group, or that a second signal has come
+    fail("another one ended the wait for its end");
+  }
+  // Whoever executes the log sees the failure between two steps, and lets go.
+  while (is_pending()) {
+    if (!parts_.context.is_shut_down()) parts_.context.try_progress();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 bool Waiter::poll(Operation& operation) {

@@ -20,6 +20,14 @@ class Waiter {
   bool wait(Operation& operation, double timeout_s, Interrupt interrupt);
   // The same, without its error. For a quick operation: true once all requests are there.
   bool wait_until_finished(Operation& operation, double timeout_s, Interrupt interrupt);
+  // For a synchronous call that an exception has ended: afterwards nothing of this process reads or writes the
+  // operation's memory. What all ranks are in is finished first, unless interrupt() throws meanwhile; what not all have
+  // called is withdrawn, and the others get an error that says so. Where neither can be done the group fails.
+  void withdraw(Operation& operation, Interrupt interrupt);
+  // The group fails because an operation of this rank was given up. cause: behind the operation.
+  void fail_as_interrupted(const std::string& operation, const std::string& cause) const;
+  // Whether all ranks have called it, as far as this host knows.
+  bool is_under_way(const Operation& operation) const;
   bool done(Operation& operation);
   // done(), for a caller that does not wait: gives the operation a push, and the name back once it has finished.
   bool poll(Operation& operation);
@@ -41,6 +49,7 @@ class Waiter {
  private:
   void lift_block(GroupParts::Locked& submitted);
   bool unblock();
+  bool try_withdraw(Operation& operation);
   void await_verdict(const std::function<bool()>& is_over);
   std::string call_text(const Operation& operation) const;
   std::vector<int> missing_for_sure(const Operation& operation) const;

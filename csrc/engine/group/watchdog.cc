@@ -122,7 +122,7 @@ void Watchdog::look() {
       continue;
     }
     pending.settle(*operation);
-    if (operation->state != State::kPending) continue;
+    if (operation->state != State::kPending || operation->discard) continue;
     check_age(*operation, now);
     // Whoever completed it found the log full, and may have left since.
     const bool is_decided = parts_.negotiation.requests().is_decided(operation->ticket);

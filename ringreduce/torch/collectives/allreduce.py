@@ -66,7 +66,9 @@ def allreduce(
     if is_tracked(tensor):
         return autograd.allreduce(tensor, name, op, prescale_factor, postscale_factor, process_set)
     if op == Adasum:
-        return allreduce_async(tensor, None, name, op, prescale_factor, postscale_factor, process_set).wait()
+        return allreduce_async(
+            tensor, None, name, op, prescale_factor, postscale_factor, process_set
+        ).wait_or_withdraw()
     if not tensor.is_contiguous() or tensor.is_neg():
         tensor = source(tensor)
     memory = operand(tensor)
@@ -93,7 +95,9 @@ def allreduce_(
         plain.copy_(allreduce(plain, None, name, Compression.none, op, prescale_factor, postscale_factor, process_set))
         return tensor
     if op == Adasum:
-        return allreduce_async_(tensor, None, name, op, prescale_factor, postscale_factor, process_set).wait()
+        return allreduce_async_(
+            tensor, None, name, op, prescale_factor, postscale_factor, process_set
+        ).wait_or_withdraw()
     memory = in_place(tensor)
     profiled(process_set.group).allreduce(memory, memory, op, prescale_factor, postscale_factor, name)
     return tensor
@@ -157,7 +161,7 @@ def grouped_allreduce(
     else:
         outputs = grouped_allreduce_async(
             compressed, None, name, op, prescale_factor, postscale_factor, process_set
-        ).wait()
+        ).wait_or_withdraw()
     return [compression.decompress(output, ctx) for output, ctx in zip(outputs, contexts, strict=True)]
 
 
@@ -178,7 +182,9 @@ def grouped_allreduce_(
         for target, output in zip(plain, grouped_allreduce(plain, average, name, *settings), strict=True):
             target.copy_(output)
         return list(tensors)
-    return grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set).wait()
+    return grouped_allreduce_async_(
+        tensors, average, name, op, prescale_factor, postscale_factor, process_set
+    ).wait_or_withdraw()
 
 
 @untraced(ASYNC)
@@ -232,7 +238,9 @@ def _over_wire(
         return None
     sources = [source(tensor) for tensor in tensors]
     outputs = [empty_like(tensor) for tensor in sources]
-    return _submit(sources, outputs, name, op, prescale_factor, postscale_factor, process_set, outputs, wire).wait()
+    return _submit(
+        sources, outputs, name, op, prescale_factor, postscale_factor, process_set, outputs, wire
+    ).wait_or_withdraw()
 
 
 def _submit(

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ringreduce.collectives.data_movement import rows_for_each
-from ringreduce.collectives.handles import numbered
+from ringreduce.collectives.handles import numbered, wait_or_withdraw
 from ringreduce.collectives.ops import Adasum, Average, ReduceOp, Sum
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.torch.collectives import adasum
@@ -43,7 +43,7 @@ class Allreduce(torch.autograd.Function):
         output = torch.empty_like(tensor)
         process_set = process_set_of(members)
         if op == Adasum:
-            adasum.submit([tensor], [output], name, pre, post, process_set, None).wait()
+            adasum.submit([tensor], [output], name, pre, post, process_set, None).wait_or_withdraw()
         else:
             profiled(process_set.group).allreduce(operand(tensor), operand(output), op, pre, post, name)
         return output
@@ -82,12 +82,12 @@ class GroupedAllreduce(torch.autograd.Function):
         outputs = tuple(torch.empty_like(tensor) for tensor in sources)
         process_set = process_set_of(members)
         if op == Adasum:
-            adasum.submit(sources, outputs, name, pre, post, process_set, None).wait()
+            adasum.submit(sources, outputs, name, pre, post, process_set, None).wait_or_withdraw()
             return outputs
         work = profiled(process_set.group).allreduce_async(
             [operand(tensor) for tensor in sources], [operand(output) for output in outputs], op, pre, post, name
         )
-        on_stream(work, *outputs).wait()
+        wait_or_withdraw(on_stream(work, *outputs))
         return outputs
 
     @staticmethod
@@ -128,7 +128,7 @@ class GroupedAllgather(torch.autograd.Function):
     def forward(name: str | None, rows: Sequence[int] | None, members: Members, *tensors: torch.Tensor) -> Tensors:
         sources = [source(tensor) for tensor in tensors]
         works = allgathers(sources, name, process_set_of(members))
-        works.wait()
+        wait_or_withdraw(works)
         outputs = [received(work, tensor) for work, tensor in zip(works.each, sources, strict=True)]
         return *outputs, torch.tensor([work.counts for work in works.each], dtype=torch.int64)
 
@@ -189,7 +189,7 @@ class Broadcast(torch.autograd.Function):
         submit = profiled(process_set.group).broadcast_async
         output = source(tensor).clone()
         root = process_set.position(root_rank, "broadcast")
-        on_stream(submit(operand(output), root, name), output).wait()
+        wait_or_withdraw(on_stream(submit(operand(output), root, name), output))
         return output
 
     @staticmethod
@@ -227,7 +227,7 @@ class Alltoall(torch.autograd.Function):
         tensor = source(tensor)
         rows = None if splits is None else rows_for_each(splits.detach().cpu().numpy())
         work = exchange(process_set_of(members).group, tensor, rows, name)
-        work.wait()
+        wait_or_withdraw(work)
         return received(work, tensor), torch.tensor(work.counts, dtype=torch.int64)
 
     @staticmethod
@@ -272,7 +272,7 @@ class GroupedReducescatter(torch.autograd.Function):
     ) -> Tensors:
         sources = [source(tensor) for tensor in tensors]
         outputs, works = reducescatters(sources, name, op, pre, post, process_set_of(members))
-        works.wait()
+        wait_or_withdraw(works)
         return tuple(outputs)
 
     @staticmethod

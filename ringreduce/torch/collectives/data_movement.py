@@ -32,7 +32,7 @@ def allgather(
         return autograd.grouped_allgather([tensor], name, None, place_of(process_set))[0][0]
     if is_tracked(tensor):
         return autograd.grouped_allgather([tensor], name, None, process_set)[0][0]
-    return allgather_async(tensor, name, process_set).wait()
+    return allgather_async(tensor, name, process_set).wait_or_withdraw()
 
 
 @untraced(ASYNC)
@@ -53,7 +53,7 @@ def grouped_allgather(
         return list(autograd.grouped_allgather(tensors, name, None, place_of(process_set))[0])
     if are_tracked(tensors):
         return list(autograd.grouped_allgather(tensors, name, None, process_set)[0])
-    return grouped_allgather_async(tensors, name, process_set).wait()
+    return grouped_allgather_async(tensors, name, process_set).wait_or_withdraw()
 
 
 @untraced(ASYNC)
@@ -80,7 +80,7 @@ def broadcast(
         return autograd.broadcast(tensor, root_rank, name, place_of(process_set))
     if is_tracked(tensor):
         return autograd.broadcast(tensor, root_rank, name, process_set)
-    return broadcast_async(tensor, root_rank, name, process_set).wait()
+    return broadcast_async(tensor, root_rank, name, process_set).wait_or_withdraw()
 
 
 @untraced(ASYNC)
@@ -100,7 +100,7 @@ def broadcast_(
         plain = tensor.detach()
         plain.copy_(autograd.broadcast(plain, root_rank, name, place_of(process_set)))
         return tensor
-    return broadcast_async_(tensor, root_rank, name, process_set).wait()
+    return broadcast_async_(tensor, root_rank, name, process_set).wait_or_withdraw()
 
 
 @untraced(ASYNC)
@@ -144,7 +144,7 @@ def alltoall(
         output, counts = autograd.alltoall(tensor, rows, name, process_set)
         received_splits = _received_splits(counts.tolist(), splits)
     else:
-        output, received_splits = alltoall_async(tensor, splits, name, process_set).wait()
+        output, received_splits = alltoall_async(tensor, splits, name, process_set).wait_or_withdraw()
     return output if splits is None else (output, received_splits)
 
 

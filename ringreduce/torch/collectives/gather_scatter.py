@@ -39,7 +39,7 @@ def gather(
         tensor a token: a scalar zero.
     """
     if not is_tracked(tensor):
-        return gather_async(tensor, root_rank, name, process_set).wait()
+        return gather_async(tensor, root_rank, name, process_set).wait_or_withdraw()
     return rooted.root_has(*rooted.gather(tensor, root_rank, name, process_set), root_rank, process_set)
 
 
@@ -83,7 +83,7 @@ def scatter(
     """
     if is_tracked(output) or (isinstance(tensor, torch.Tensor) and is_tracked(tensor)):
         return rooted.scatter(tensor, output, root_rank, name, process_set)[0]
-    return scatter_async(tensor, output, root_rank, name, process_set).wait()
+    return scatter_async(tensor, output, root_rank, name, process_set).wait_or_withdraw()
 
 
 @untraced(ASYNC)

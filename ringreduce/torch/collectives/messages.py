@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ringreduce.collectives.handles import Handle
+from ringreduce.collectives.handles import Handle, wait_or_withdraw
 from ringreduce.common.gradient_numbers import checked_tag, gradient_tag
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.torch.collectives.autograd import Gradients
@@ -49,7 +49,7 @@ def send(
         None; where autograd follows the tensor a token, a scalar zero.
     """
     if not is_tracked(tensor):
-        send_async(tensor, dest, tag, process_set).wait()
+        send_async(tensor, dest, tag, process_set).wait_or_withdraw()
         return None
     token: torch.Tensor = call(Send, tensor, dest, checked_tag(tag), process_set)[0]
     return token
@@ -79,7 +79,7 @@ def recv(tensor: torch.Tensor, source: int, tag: int = 0, process_set: ProcessSe
         The tensor; where it requires grad, a new one shaped like it.
     """
     if not is_tracked(tensor):
-        return recv_async(tensor, source, tag, process_set).wait()
+        return recv_async(tensor, source, tag, process_set).wait_or_withdraw()
     received: torch.Tensor = call(Recv, tensor, source, checked_tag(tag), process_set)[0]
     return received
 
@@ -102,7 +102,7 @@ class Send(torch.autograd.Function):
         tensor: torch.Tensor, dest: int, tag: int, process_set: ProcessSet
     ) -> tuple[torch.Tensor, torch.Tensor]:
         tensor = source(tensor)
-        _submit_send(tensor, dest, tag, process_set).wait()
+        wait_or_withdraw(_submit_send(tensor, dest, tag, process_set))
         return token_of(tensor), token_of(tensor)
 
     @staticmethod
@@ -134,7 +134,8 @@ class Recv(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         output = torch.empty_like(source(buffer))
         group = profiled(process_set.group)
-        on_stream(group.recv_async(operand(output), process_set.position(peer, "recv"), tag), output).wait()
+        work = group.recv_async(operand(output), process_set.position(peer, "recv"), tag)
+        wait_or_withdraw(on_stream(work, output))
         return output, token_of(output)
 
     @staticmethod

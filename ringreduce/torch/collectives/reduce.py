@@ -40,7 +40,9 @@ def reduce(
         be added to what the rank calls backward() on, as gather() shows.
     """
     if not is_tracked(tensor):
-        return reduce_async(tensor, root_rank, name, op, prescale_factor, postscale_factor, process_set).wait()
+        return reduce_async(
+            tensor, root_rank, name, op, prescale_factor, postscale_factor, process_set
+        ).wait_or_withdraw()
     result, token = rooted.reduce(tensor, root_rank, name, op, prescale_factor, postscale_factor, process_set)
     return rooted.root_has(result, token, root_rank, process_set)
 

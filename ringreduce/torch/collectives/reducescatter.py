@@ -86,7 +86,7 @@ def grouped_reducescatter(
     else:
         outputs = grouped_reducescatter_async(
             compressed, name, op, process_set, prescale_factor, postscale_factor
-        ).wait()
+        ).wait_or_withdraw()
     return [compression.decompress(output, ctx) for output, ctx in zip(outputs, contexts, strict=True)]
 
 

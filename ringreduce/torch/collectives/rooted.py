@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ringreduce.collectives.handles import wait_or_withdraw
 from ringreduce.collectives.ops import Average, ReduceOp, Sum
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet
@@ -39,7 +40,7 @@ class Reduce(torch.autograd.Function):
     ) -> Triple:
         tensor = source(tensor)
         work, output = reduce_to_root(tensor, root_rank, name, op, pre, post, members)
-        work.wait()
+        wait_or_withdraw(work)
         return tensor.new_empty(0) if output is None else output, token_of(tensor), token_of(tensor)
 
     @staticmethod
@@ -85,7 +86,7 @@ class RootBroadcast(torch.autograd.Function):
         root = members.position(root_rank, "broadcast")
         group = profiled(members.group)
         output = source(tensor).clone() if group.rank == root else tensor.new_zeros(shape)
-        on_stream(group.broadcast_async(operand(output), root, name), output).wait()
+        wait_or_withdraw(on_stream(group.broadcast_async(operand(output), root, name), output))
         return output
 
     @staticmethod
@@ -123,7 +124,7 @@ class Gather(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         tensor = source(tensor)
         work, is_root = gather_to_root(tensor, root_rank, name, members)
-        work.wait()
+        wait_or_withdraw(work)
         rows = received(work, tensor) if is_root else tensor.new_empty((0, *tensor.shape[1:]))
         counts = work.counts if is_root else [0] * members.group.size
         return rows, token_of(tensor), token_of(tensor), torch.tensor(counts, dtype=torch.int64)
@@ -167,7 +168,7 @@ class Scatterv(torch.autograd.Function):
     ) -> torch.Tensor:
         rows = source(rows)
         work = exchange(members.group, rows, counts.tolist(), name)
-        work.wait()
+        wait_or_withdraw(work)
         return received(work, rows)
 
     @staticmethod
@@ -205,7 +206,7 @@ class Scatter(torch.autograd.Function):
     ) -> Pair:
         output = torch.empty_like(source(buffer))
         work, whole = scatter_from_root(tensor, output, operand(output), root_rank, name, members)
-        work.wait()
+        wait_or_withdraw(work)
         del whole  # which the operation read
         return output, token_of(output)
 

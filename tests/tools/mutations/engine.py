@@ -140,6 +140,23 @@ ROWS = (
         ("negotiation_steps_test",),
     ),
     Mutation(
+        "interrupted-call-stands",
+        "csrc/engine/group/waiter.cc",
+        "    if (try_withdraw(operation)) return;\n",
+        "    if (is_pending()) return;\n",
+        ("withdrawal_test::withdrawal: what not all ranks",),
+        objects=("waiter.cc",),
+        limit_s=20,
+    ),
+    Mutation(
+        "sent-from-the-caller",
+        "csrc/operations/point_to_point.cc",
+        "    source.data = copy->data();\n",
+        "",
+        ("withdrawal_test::withdrawal: a message",),
+        limit_s=20,
+    ),
+    Mutation(
         "wait",
         "csrc/engine/group/waiter.cc",
         "  operation.wanted.store(true, std::memory_order_relaxed);\n  if (!done(operation)) {\n    // A rank",
