@@ -18,6 +18,7 @@
 #include "engine/status_answers.h"
 #include "engine/wait_loop.h"
 #include "engine/wait_sampler.h"
+#include "operations/calling_threads.h"
 #include "os/fd.h"
 #include "os/segments.h"
 #include "transport/network.h"
@@ -113,6 +114,7 @@ class Context {
   void identify_world(const ControlSegment& control, const Hosts& hosts) const;
 
   WaitLoop& wait_loop() { return wait_loop_; }
+  CallingThreads& calling_threads() { return calling_threads_; }
   void throw_if_shut_down() const;
   bool is_in_transit() const { return groups_.is_in_transit(); }
   DeadlockTimeout& deadlock_timeout() { return *deadlock_timeout_; }
@@ -150,6 +152,7 @@ class Context {
   Fd world_memory_;
   std::mutex telling_wait_;
   RemoteLinks remote_links_;
+  CallingThreads calling_threads_;
   Groups groups_;
   WaitLoop wait_loop_;
   // Goes before wait_loop_, which the reader's thread rings, and before the world, whose memory holds the bells: also

@@ -22,17 +22,10 @@ uint64_t CallRecord::record(Kind kind, const std::string* name) {
   return count_++;
 }
 
-bool CallRecord::record_other_thread(bool is_from_queue) {
-  if (!is_from_queue) record_caller();
-  if (only_thread_ != std::thread::id()) return false;
-  only_thread_ = std::this_thread::get_id();
-  return true;
-}
-
-void CallRecord::record_caller() {
-  const std::thread::id self = std::this_thread::get_id();
-  if (only_caller_ == std::thread::id()) only_caller_ = self;
-  many_callers_ |= only_caller_ != self;
+void CallRecord::record_other_caller() {
+  const bool is_first = only_caller_ == std::thread::id();
+  if (is_first) only_caller_ = std::this_thread::get_id();
+  many_callers_ |= !is_first;
 }
 
 }  // namespace rr

@@ -1,4 +1,4 @@
-// What this rank has called in a group, and by how many threads.
+// What this rank has called in a group, and whether by several threads.
 #pragma once
 
 #include <cstdint>
@@ -31,19 +31,18 @@ class CallRecord {
   }
   void restart() { count_ = 0; }  // numbers begin at 0 again
 
-  // A thread calls or waits. Whether it is the first one that ever did. is_from_queue: it is the device queue's own,
-  // which submits what others have called.
-  bool record_thread(bool is_from_queue) {
-    return only_thread_ == std::this_thread::get_id() || record_other_thread(is_from_queue);
-  }
+  // Several threads of this rank call, and no wait of one of them is told to the others any more as that of the only
+  // one.
   bool has_many_threads() const { return many_threads_; }
   void set_many_threads() { many_threads_ = true; }
-  // A thread other than the queue's calls, perhaps what the queue's thread will submit.
-  void record_caller();
+  // A thread other than the device queue's calls or waits, perhaps what the queue's thread will submit.
+  void record_caller() {
+    if (only_caller_ != std::this_thread::get_id()) record_other_caller();
+  }
   bool has_many_callers() const { return many_callers_; }
 
  private:
-  bool record_other_thread(bool is_from_queue);
+  void record_other_caller();
 
   uint64_t count_ = 0;
   Kind kind_ = Kind::kBarrier;
@@ -51,7 +50,6 @@ class CallRecord {
   uint64_t number_ = 0;
   std::string message_;  // the last one
   uint64_t message_number_ = 0;
-  std::thread::id only_thread_;
   bool many_threads_ = false;
   std::thread::id only_caller_;
   bool many_callers_ = false;

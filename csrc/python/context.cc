@@ -47,6 +47,7 @@ void bind_context(py::module_& m) {
                                                       timeout.value_or(-1.0), std::move(network),
                                                       Recording{recorder(), recorded_as, job_ranks}, plan);
              context->set_where(where_in_program);
+             context->calling_threads().set_has_others(has_other_threads);
              return guard_fork(std::move(context));
            }),
            py::arg("fd"), py::arg("rank"), py::arg("size"), py::arg("pidfds"), py::arg("hostname"),

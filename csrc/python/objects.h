@@ -4,8 +4,10 @@
 #include <pybind11/pybind11.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <string>
@@ -65,6 +67,9 @@ class WithoutGil {
   WithoutGil(const WithoutGil&) = delete;
   WithoutGil& operator=(const WithoutGil&) = delete;
 
+  // Whether this thread is inside a call from Python, which has given up the GIL.
+  static bool is_inside() { return own_ > 0; }
+
   // The GIL is not held. A signal's handler may call this from inside a call of its own thread.
   static void await_others() {
     constexpr double kPatienceS = 5;  // they have been told to leave, and look around every 0.1 s at the latest
@@ -77,6 +82,19 @@ class WithoutGil {
   inline static thread_local int own_ = 0;
   std::optional<py::gil_scoped_release> released_;
 };
+
+// Whether another thread than the calling one is in Python code, or has called from there: it may call an operation
+// next. Threads of a library that have no Python frame now, as idle ones of autograd, are started by one that has. A
+// thread of a framework's own is not asked to take the GIL, whose holder may wait for it; such frameworks have several.
+inline bool has_other_threads() {
+  if (!WithoutGil::is_inside() || !can_take_gil()) return true;
+  const py::gil_scoped_acquire gil;
+  try {
+    return py::len(py::module_::import("sys").attr("_current_frames")()) > 1;
+  } catch (const std::exception&) {
+    return true;
+  }
+}
 
 struct PyOutput {
   OperationPtr operation;
@@ -101,10 +119,11 @@ struct PyWork {
 
   DeviceQueue& queue() const { return group.context->gpu().queue(); }
   void wait(std::optional<double> timeout) const {
+    if (timeout && std::isnan(*timeout)) throw InvalidArgumentError("timeout=nan: seconds or None are expected");
     bool in_time = true;
     {
       const WithoutGil unlocked(*group.context);
-      const double timeout_s = timeout.value_or(-1.0);
+      const double timeout_s = timeout ? std::max(*timeout, 0.0) : -1.0;  // below 0: no limit
       in_time = device != nullptr ? queue().wait(*device, timeout_s, interrupt)
                                   : group.get().wait(*operation, timeout_s, interrupt);
     }

@@ -292,6 +292,80 @@ TEST_CASE("a rank whose only waiting thread has submitted nothing is not blocked
   }));
 }
 
+// Rank 0 waits in "a" and rank 1 in "b", on threads of their own, and both have looked around often; then each calls
+// what the other waits for. Two verdicts' worth of looks.
+void call_what_the_other_waits_for(Rank& rank, Group& group, std::atomic<int>& waiting) {
+  const std::string names[] = {"a", "b"};
+  const RankLine& line = group.control().line(rank.rank);
+  std::exception_ptr error;
+  std::atomic<bool> is_broken{false};
+  std::thread waiter([&] {
+    try {
+      waiting.fetch_add(1);
+      sum_now(rank, group, 1, 1, names[rank.rank]);
+    } catch (...) {
+      error = std::current_exception();
+      is_broken = true;
+    }
+  });
+  wait_for([&] { return waiting.load() % 2 == 0; });
+  for (int looks = 0; looks < 8; ++looks) {
+    const int64_t before = line.seen_ns.load();
+    wait_for([&] { return is_broken || line.seen_ns.load() != before; });
+  }
+  const bool is_blocked = line.blocked_on.load() != 0;
+  if (!is_broken) sum_now(rank, group, 1, 1, names[1 - rank.rank]);
+  waiter.join();
+  if (error) std::rethrow_exception(error);
+  expect(!is_blocked, "the wait of one of several threads proves nothing");
+  barrier(group);
+}
+
+TEST_CASE("a rank whose process has a thread that has not called yet is not blocked") {
+  const Environment environment{};
+  std::atomic<int> waiting{0};
+  CHECK_NOTHROW(run_ranks(2, [&](Rank& rank) {
+    rank.context.calling_threads().set_has_others([] { return true; });
+    call_what_the_other_waits_for(rank, rank.world, waiting);
+  }));
+}
+
+TEST_CASE("a rank of several threads is not blocked in a group in which one of them has called") {
+  const Environment environment{};
+  const Fd fd = create_memfd("set", ControlSegment::nbytes(2, 64));
+  std::atomic<int> waiting{0};
+  CHECK_NOTHROW(run_ranks(2, [&](Rank& rank) {
+    barrier(rank.world);
+    std::thread([&] { barrier(rank.world); }).join();
+    const std::shared_ptr<Group> set = rank.context.add_group(fd.get(), {0, 1}, 1, nullptr);
+    call_what_the_other_waits_for(rank, *set, waiting);
+  }));
+}
+
+TEST_CASE("a wait in one group is taken back when another thread calls in another one") {
+  const Environment environment{};
+  const Fd fd = create_memfd("set", ControlSegment::nbytes(1, 64));
+  std::atomic<bool> is_taken_back{false};
+  CHECK_NOTHROW(run_ranks(2, [&](Rank& rank) {
+    barrier(rank.world);
+    if (rank.rank == 1) {
+      wait_for([&] { return is_taken_back.load(); });
+      return sum_now(rank, rank.world, 1, 0, "loss");
+    }
+    const std::shared_ptr<Group> alone = rank.context.add_group(fd.get(), {0}, 1, nullptr);
+    const RankLine& line = rank.world.control().line(0);
+    const Sum mine = start_sum(rank, rank.world, 1, 0, "loss");
+    std::thread other([&] {
+      wait_for([&] { return line.blocked_on.load() != 0; });
+      barrier(*alone);
+      wait_for([&] { return line.blocked_on.load() == 0; });
+      is_taken_back = true;
+    });
+    finish_sum(rank.world, mine);
+    other.join();
+  }));
+}
+
 TEST_CASE("requests that differ raise on every rank, whatever path each side took, and harm nothing") {
   const Environment environment{};
   CHECK_NOTHROW(run_ranks(3, [](Rank& rank) {

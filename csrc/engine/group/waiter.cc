@@ -85,9 +85,11 @@ bool Waiter::wait_until_finished(Operation& operation, double timeout_s, Interru
     if (timeout_s < 0)
       look_for_deadlock_timeout(waiter,
                                 parts_.negotiation.requests().complete(operation.ticket) ? "" : waits_for(operation));
+    // Not under the lock: who knows the process's threads may have to wait for one that wants it.
+    const bool may_block = blocked || !parts_.context.calling_threads().has_others();
     auto submitted = parts_.submitted.lock();
     record_thread(submitted);  // another thread may have submitted what this one waits for, and may submit more
-    if (submitted->calls.has_many_threads()) return;
+    if (submitted->calls.has_many_threads() || !may_block) return;
     if (!blocked) {
       blocked = true;
       parts_.negotiation.deadlock().block(operation.ticket, submitted->pending.unnamed().next());
@@ -266,6 +268,11 @@ void Waiter::wait_for_window(GroupParts::Locked& submitted, bool eager, Operatio
     wait_until(moved_on, interrupt, tick);
     submitted.lock();
   }
+}
+
+void Waiter::record_thread(GroupParts::Locked& submitted, bool is_from_queue) {
+  if (!is_from_queue) submitted->calls.record_caller();
+  if (!parts_.context.calling_threads().record()) lift_block(submitted);
 }
 
 void Waiter::lift_block(GroupParts::Locked& submitted) {

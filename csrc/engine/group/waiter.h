@@ -35,10 +35,8 @@ class Waiter {
   void wait_until(const std::function<bool()>& done, Interrupt interrupt, const std::function<void()>& tick);
 
   // A thread calls or waits: where another one's wait has been told to the other ranks as that of this rank's only
-  // thread, that is taken back. is_from_queue: as CallRecord's.
-  void record_thread(GroupParts::Locked& submitted, bool is_from_queue = false) {
-    if (!submitted->calls.record_thread(is_from_queue)) lift_block(submitted);
-  }
+  // thread, that is taken back. is_from_queue: it is the device queue's own, which submits what others have called.
+  void record_thread(GroupParts::Locked& submitted, bool is_from_queue = false);
   // A rank too far ahead of the others waits here, finishing its own older operations meanwhile. waiting: what it is
   // about to announce. eager: with data in an eager buffer.
   void wait_for_window(GroupParts::Locked& submitted, bool eager, Operation& waiting, Interrupt interrupt);

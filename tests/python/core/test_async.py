@@ -6,12 +6,13 @@ import cProfile
 import random
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import oracle
 import pytest
-from ranks import SIZES, run_ranks
+from ranks import SIZES, receive_from_test, run_ranks, send_to_test, start_ranks
 
 
 def any_order(rounds: int) -> list[str]:
@@ -282,3 +283,55 @@ def test_join_with_other_collectives_is_an_error() -> None:
     for text, word in zip(second, ["Allgather", "Broadcast", "Alltoall", "Reducescatter"], strict=False):
         assert f"{word} is not supported with Join at this time." in text
     assert second[-1] == "2.0"
+
+
+def no_patience() -> str:
+    import ringreduce as rr
+
+    with rr.init() as world:
+        if world.rank == 1:
+            rr.recv(np.empty(1), 0)
+            return f"{rr.allreduce(np.ones(4), op=rr.Sum, name='late')[0]}"
+        handle = rr.allreduce_async(np.ones(4), op=rr.Sum, name="late")
+        with pytest.raises(rr.TimeoutError):
+            handle.wait(-1)
+        rr.send(np.ones(1), 1)
+        return f"{handle.wait()[0]}"
+
+
+def test_a_negative_timeout_has_run_out() -> None:
+    assert run_ranks(no_patience, 2) == ["2.0", "2.0"]
+
+
+def late_threads() -> list[float]:
+    """On each rank one thread waits, for what the other rank's other thread has not called yet."""
+    import ringreduce as rr
+
+    with rr.init() as world:
+        names = ["a", "b"] if world.rank == 0 else ["b", "a"]
+
+        def total(name: str) -> float:
+            return float(rr.allreduce(np.ones(4), op=rr.Sum, name=name)[0])
+
+        def later() -> float:
+            for _ in range(2):  # both ranks have begun to wait, and then both have looked around often
+                begun = rr.stats()["sleeps"]
+                while rr.stats()["sleeps"] < begun + 5 and not first.done():
+                    time.sleep(0.01)
+                send_to_test("slept")
+                receive_from_test()
+            return total(names[1])
+
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(total, names[0])
+            second = pool.submit(later)
+            return [first.result(), second.result()]
+
+
+def test_a_thread_that_calls_late_ends_what_another_one_waits_for() -> None:
+    with start_ranks(late_threads, 2) as job:
+        for _ in range(2):
+            assert [job.receive(rank) for rank in range(2)] == ["slept", "slept"]
+            for rank in range(2):
+                job.send(rank)
+        assert [rank.value for rank in job.wait()] == [[2.0, 2.0]] * 2, job.report()

@@ -140,6 +140,15 @@ ROWS = (
         ("negotiation_steps_test",),
     ),
     Mutation(
+        "verdict-on-threads-to-come",
+        "csrc/engine/group/waiter.cc",
+        "blocked || !parts_.context.calling_threads().has_others()",
+        "true",
+        ("negotiation_test::a rank whose process has a thread",),
+        objects=("waiter.cc",),
+        limit_s=20,
+    ),
+    Mutation(
         "interrupted-call-stands",
         "csrc/engine/group/waiter.cc",
         "    if (try_withdraw(operation)) return;\n",
