@@ -28,8 +28,8 @@ Entry* OperationLog::open_entry() {
 
 bool can_share_entry(const Signature& first, const Signature& one) {
   return first.kind == Kind::kAllreduce && one.kind == Kind::kAllreduce && first.dtype == one.dtype &&
-         first.op == one.op && first.prescale == one.prescale && first.postscale == one.postscale &&
-         first.codec == one.codec && first.place == one.place && first.tensors == 1 && one.tensors == 1;
+         first.op == one.op && have_same_factors(first, one) && first.codec == one.codec && first.place == one.place &&
+         first.tensors == 1 && one.tensors == 1;
 }
 
 bool OperationLog::fusible(const Entry& entry, const Signature& one, const RankMask& participants,

@@ -15,18 +15,32 @@ std::string name_of(const py::object& name) {
   }
 }
 
-Request reduce_request(Kind kind, int op, double prescale, double postscale) {
+double factor_from(py::handle value, const char* argument) {
+  const double factor = PyFloat_AsDouble(value.ptr());
+  if (factor != -1.0 || PyErr_Occurred() == nullptr) return factor;
+  if (PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw py::error_already_set();
+  PyErr_Clear();
+  throw InvalidArgumentError(std::string(argument) + "=" + py::repr(value).cast<std::string>() +
+                             ": a number is expected");
+}
+
+Request reduce_request(Kind kind, int op, py::handle prescale, py::handle postscale) {
   Request request;
   request.kind = kind;
   request.op = op_from_code(op);
-  request.prescale = prescale;
-  request.postscale = postscale;
+  request.prescale = factor_from(prescale, "prescale_factor");
+  request.postscale = factor_from(postscale, "postscale_factor");
   request.is_async = true;
   return request;
 }
 
 Codec codec_from(const py::object& wire) {
-  return wire.is_none() ? Codec::kNone : codec_from_name(wire.cast<std::string>());
+  if (wire.is_none()) return Codec::kNone;
+  if (!py::isinstance<py::str>(wire)) {
+    throw InvalidArgumentError("wire=" + py::repr(wire).cast<std::string>() +
+                               ": None or the name of a codec is expected, 'fp16', 'bf16' or 'int8'");
+  }
+  return codec_from_name(wire.cast<std::string>());
 }
 
 }  // namespace
@@ -57,7 +71,7 @@ PyWork submit(const PyGroup& group, Request& request, const py::object& name, st
   return {members, nullptr, members.context->gpu().queue().submit(*members.group, request, streams)};
 }
 
-void allreduce(const PyGroup& group, py::handle src, py::handle dst, int op, double prescale, double postscale,
+void allreduce(const PyGroup& group, py::handle src, py::handle dst, int op, py::handle prescale, py::handle postscale,
                const py::object& name, const py::object& wire) {
   const Codec codec = codec_from(wire);
   const bool is_on_gpu = is_device_form(src) || is_device_form(dst);
@@ -67,7 +81,8 @@ void allreduce(const PyGroup& group, py::handle src, py::handle dst, int op, dou
     const TensorView in = view_of(src, dst.is(src), src_buffer.buffer);
     const TensorView out = dst.is(src) ? in : view_of(dst, true, dst_buffer.buffer);
     const std::shared_ptr<Group> members = group.hold();
-    const Reduction reduction = {in.dtype, op_from_code(op), prescale, postscale, members->size()};
+    const Reduction reduction = {in.dtype, op_from_code(op), factor_from(prescale, "prescale_factor"),
+                                 factor_from(postscale, "postscale_factor"), members->size()};
     const WithoutGil unlocked(*group.context);
     if (members->allreduce_quick(in, out, reduction, interrupt, codec)) return;
   }
@@ -81,7 +96,7 @@ void allreduce(const PyGroup& group, py::handle src, py::handle dst, int op, dou
 }
 
 PyWork allreduce_async(const PyGroup& group, const py::sequence& srcs, const py::sequence& dsts, int op,
-                       double prescale, double postscale, const py::object& name, const py::object& wire) {
+                       py::handle prescale, py::handle postscale, const py::object& name, const py::object& wire) {
   auto held = std::make_unique<Held>();
   Request request = reduce_request(Kind::kAllreduce, op, prescale, postscale);
   request.codec = codec_from(wire);
@@ -90,8 +105,8 @@ PyWork allreduce_async(const PyGroup& group, const py::sequence& srcs, const py:
   return submit(group, request, name, std::move(held));
 }
 
-PyWork reduce_async(const PyGroup& group, Kind kind, py::handle src, py::handle dst, int op, double prescale,
-                    double postscale, int root, const py::object& name) {
+PyWork reduce_async(const PyGroup& group, Kind kind, py::handle src, py::handle dst, int op, py::handle prescale,
+                    py::handle postscale, int root, const py::object& name) {
   auto held = std::make_unique<Held>();
   Request request = reduce_request(kind, op, prescale, postscale);
   request.root = root;

@@ -14,12 +14,12 @@ namespace rr {
 void use_gpu(Context& context, int ordinal);
 // The one place where a request meets the core.
 PyWork submit(const PyGroup& group, Request& request, const py::object& name, std::unique_ptr<Held> held);
-void allreduce(const PyGroup& group, py::handle src, py::handle dst, int op, double prescale, double postscale,
+void allreduce(const PyGroup& group, py::handle src, py::handle dst, int op, py::handle prescale, py::handle postscale,
                const py::object& name, const py::object& wire);
 PyWork allreduce_async(const PyGroup& group, const py::sequence& srcs, const py::sequence& dsts, int op,
-                       double prescale, double postscale, const py::object& name, const py::object& wire);
-PyWork reduce_async(const PyGroup& group, Kind kind, py::handle src, py::handle dst, int op, double prescale,
-                    double postscale, int root, const py::object& name);
+                       py::handle prescale, py::handle postscale, const py::object& name, const py::object& wire);
+PyWork reduce_async(const PyGroup& group, Kind kind, py::handle src, py::handle dst, int op, py::handle prescale,
+                    py::handle postscale, int root, const py::object& name);
 // src and dst may be None where the kind does not use them.
 PyWork exchange_async(const PyGroup& group, Kind kind, const py::object& src, const py::object& dst, int root,
                       std::vector<uint64_t> splits, const py::object& name, std::vector<uint64_t> expected = {});

@@ -57,14 +57,14 @@ void bind_group(py::module_& m) {
            py::arg("postscale"), py::arg("name"), py::arg("wire") = py::none())
       .def(
           "reducescatter_async",
-          [](const PyGroup& g, py::handle src, py::handle dst, int op, double pre, double post,
+          [](const PyGroup& g, py::handle src, py::handle dst, int op, py::handle pre, py::handle post,
              const py::object& name) {
             return reduce_async(g, Kind::kReduceScatter, src, dst, op, pre, post, -1, name);
           },
           py::arg("src"), py::arg("dst"), py::arg("op"), py::arg("prescale"), py::arg("postscale"), py::arg("name"))
       .def(
           "reduce_async",
-          [](const PyGroup& g, py::handle src, py::handle dst, int op, double pre, double post, int root,
+          [](const PyGroup& g, py::handle src, py::handle dst, int op, py::handle pre, py::handle post, int root,
              const py::object& name) { return reduce_async(g, Kind::kReduce, src, dst, op, pre, post, root, name); },
           py::arg("src"), py::arg("dst"), py::arg("op"), py::arg("prescale"), py::arg("postscale"), py::arg("root"),
           py::arg("name"))

@@ -77,7 +77,7 @@ std::string differ(const Signature& a, const Signature& b) {
            " (" + name(a.op) + "), but another rank sent reduction op " + std::to_string(static_cast<int>(b.op)) +
            " (" + name(b.op) + ").";
   }
-  if (a.prescale != b.prescale || a.postscale != b.postscale) {
+  if (!have_same_factors(a, b)) {
     return "Mismatched prescale and/or postscale factors: One rank sent factors " + factors(a) +
            ", but another rank sent factors " + factors(b) + ".";
   }
@@ -113,6 +113,10 @@ std::string differ(const Signature& a, const Signature& b) {
 }
 
 }  // namespace
+
+bool have_same_factors(const Signature& a, const Signature& b) {
+  return bits(a.prescale) == bits(b.prescale) && bits(a.postscale) == bits(b.postscale);
+}
 
 uint64_t digest(const Signature& s) {
   uint64_t state = static_cast<uint64_t>(s.kind) | static_cast<uint64_t>(s.dtype) << 8 |

@@ -66,6 +66,10 @@ static_assert(sizeof(Signature) == 128);
 // Equal for the same GPU; not 0.
 uint64_t gpu_key(const DeviceId& id);
 
+// Whether both say the same factors, to the bit: the sign of a zero is that of results, which are the same on all
+// ranks.
+bool have_same_factors(const Signature& a, const Signature& b);
+
 // What an all-reduce over so many ranks computes.
 inline Reduction reduction_of(const Signature& s, int size) { return {s.dtype, s.op, s.prescale, s.postscale, size}; }
 

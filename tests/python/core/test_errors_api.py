@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from pathlib import Path
@@ -180,6 +181,7 @@ def mismatches() -> list[tuple[str, str]]:
             "op": lambda: rr.allreduce(x, op=rr.Min if odd else rr.Sum),
             "factors": lambda: rr.allreduce(x, op=rr.Sum, prescale_factor=2.0 if odd else 1.0),
             "postscale": lambda: rr.allreduce(x, op=rr.Sum, postscale_factor=2.0 if odd else 1.0),
+            "zeros": lambda: rr.allreduce(x, op=rr.Sum, prescale_factor=-0.0 if odd else 0.0),
             "wire": lambda: rr.allreduce(x, wire="fp16" if odd else None),
             "wire, named": lambda: rr.allreduce(x, name="w", wire="fp16" if odd else None),
             "wire, async": lambda: rr.allreduce_async_(x, wire="fp16" if odd else None).wait(),
@@ -211,6 +213,8 @@ PHRASES = {
     "op": "Mismatched reduction operation: One rank sent reduction op 1",
     "factors": "Mismatched prescale and/or postscale factors: One rank sent factors (1, 1), but another rank sent "
     "factors (2, 1).",
+    "zeros": "Mismatched prescale and/or postscale factors: One rank sent factors (0, 1), but another rank sent "
+    "factors (-0, 1).",
     "wire": "Mismatched wire codecs: One rank sent wire none, but another rank sent wire fp16.",
     "kind": "Mismatched operations: One rank did an ALLREDUCE, but another rank did an ALLGATHER.",
     "root": "Mismatched BROADCAST root ranks: One rank specified root rank 0, but another rank specified root rank 1.",
@@ -246,6 +250,12 @@ def bad_arguments() -> list[tuple[str, str, str]]:
             ("UnavailableError", "adasum", lambda: rr.allreduce(half, op=rr.Adasum)),
             (known, "prescale_factor", lambda: rr.allreduce(np.ones(2, bool), op=rr.Max, prescale_factor=2.0)),
             (known, 'no wire codec named "fp8"; the names are none, fp16,', lambda: rr.allreduce(x, wire="fp8")),
+            (known, "wire=5: None or the name of a codec is expected, 'fp16', ", lambda: rr.allreduce(x, wire=5)),
+            (known, "wire=5: None or", lambda: rr.allreduce_async(x, wire=5)),  # type: ignore[arg-type]
+            (known, "prescale_factor=None: a number is expected", lambda: rr.allreduce(x, prescale_factor=None)),
+            (known, "postscale_factor='1': a number", lambda: rr.reducescatter(x, postscale_factor="1")),
+            (known, "prescale_factor=[2]: a number", lambda: rr.reduce(x, 0, prescale_factor=[2])),
+            (known, "timeout=nan: seconds or None", lambda: rr.allreduce_async(x, name="t").wait(math.nan)),
             (
                 known,
                 "wire fp16 is for float32 with sum, average, min and max, not",
