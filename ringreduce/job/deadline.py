@@ -25,6 +25,11 @@ class Deadline:
         self._check = check
         self._end_s = time.monotonic() + timeout_s if timeout_s > 0 else math.inf
 
+    @property
+    def has_check(self) -> bool:
+        """Whether check() may raise something."""
+        return self._check is not None
+
     def remaining_s(self) -> float:
         """Seconds left, 0 or more; infinity without a limit."""
         return max(0.0, self._end_s - time.monotonic())

@@ -4,7 +4,8 @@ Rank 0 names the meeting. Each rank writes where it is. Rank 0 reads all of that
 ranks meet (rendezvous.py); on several, that they meet over TCP, and then where rank 0 listens for them (tcp/job.py).
 Others may write into the store: between hosts a rank believes what it reads there once a proof of the job's secret has
 shown it to be true. The store may hold what ranks before these have left there, those for instance that torchrun has
-ended and started again: a rank believes an answer that repeats the nonce of its own record.
+ended and started again: a rank believes an answer that repeats the nonce of its own record. An error may have been told
+before rank 0 has read the record: that one is believed where nothing else is told for STALE_S.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ STORE_KEY = "ringreduce/rendezvous"
 """Holds the name of the meeting; the keys of its records, its answer and rank 0's address begin with both."""
 TAG_NBYTES = 16
 LOOK_S = 0.1
-"""How often a rank that waits for rank 0's answer looks whether it has named another meeting."""
+"""How often, at last, a rank that waits for rank 0's answer looks for it, and whether another meeting is named."""
 OF_ONE_HOST = {"auto", "shm", "shm+tcp", "mpi"}
 """Values of RINGREDUCE_TRANSPORT with which ranks of one host share memory, in such groups."""
 _remembered = b""
@@ -47,6 +48,9 @@ class Store(Protocol):
 
     def get(self, key: str, timeout_s: float) -> bytes:
         """Waits for the key. Raises the builtin TimeoutError after timeout_s seconds; 0 = no limit."""
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there. Does not wait."""
 
 
 class JoinedGroup:
@@ -171,6 +175,7 @@ class _StoreMeeting:
 
         Returns None where rank 0 has named another meeting: the one of this record was of ranks before these.
         """
+        pause_s = 1e-3
         believed_s = time.monotonic() + STALE_S  # from when on an error that was told before may be of this meeting
         while self._get(STORE_KEY, 0).decode(errors="replace") == self._name:
             answer = self._read_answer()
@@ -181,17 +186,15 @@ class _StoreMeeting:
                 return answer
             if is_late:
                 raise self._missing(0)
-            if answer is not None:
-                time.sleep(LOOK_S)
+            time.sleep(min(pause_s, self.deadline.remaining_s()))
+            pause_s = min(2 * pause_s, LOOK_S)
         return None
 
     def _read_answer(self) -> dict[str, Any] | None:
-        """What rank 0 has answered in the meeting of that name; None if it has not within a moment."""
-        try:
-            value = self._store.get(self._key("answer"), LOOK_S)
-        except builtins.TimeoutError:
+        """What rank 0 has answered in the meeting of that name; None if it has not yet."""
+        if not self._store.has(self._key("answer")):
             return None
-        answer = self._parsed(value, 0)
+        answer = self._read(self._key("answer"), 0)
         if not isinstance(answer.get("to"), list):
             raise _another_version(self.me, 0)
         return answer

@@ -33,7 +33,7 @@ from typing import Any
 from ringreduce import _core, config
 from ringreduce.errors import Error, InvalidArgumentError, MismatchError, PeerLostError, TimeoutError
 from ringreduce.job import places
-from ringreduce.job.deadline import Deadline
+from ringreduce.job.deadline import CHECK_S, Deadline
 from ringreduce.job.handshake import same_mac, told_error
 from ringreduce.job.os_errors import errno_text
 from ringreduce.job.tcp.dial import first_connected
@@ -405,11 +405,20 @@ def _set_timeout(connection: socket.socket, deadline: Deadline) -> None:
 
 
 def _receive(connection: socket.socket, nbytes: int, deadline: Deadline) -> bytes:
-    """Exactly so many bytes. Raises EOFError when the other side closes before, and the builtin TimeoutError."""
+    """Exactly so many bytes. Raises EOFError when the other side closes before, the builtin TimeoutError, and what the
+    deadline's check raises meanwhile."""
 
     def part(most: int) -> bytes:
-        _set_timeout(connection, deadline)
-        return connection.recv(most)
+        while True:
+            _set_timeout(connection, deadline)
+            if deadline.has_check:
+                connection.settimeout(CHECK_S)
+            try:
+                return connection.recv(most)
+            except builtins.TimeoutError:
+                if not deadline.has_check:
+                    raise
+                deadline.check()
 
     return exactly(nbytes, part)
 

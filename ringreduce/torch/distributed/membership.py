@@ -68,6 +68,18 @@ class TorchStore:
         value: bytes = self._store.get(key)
         return value
 
+    def has(self, key: str) -> bool:
+        """Whether the key is there. A store that cannot tell (a user's own) is asked for the key, for 0.1 s."""
+        try:
+            return bool(self._store.check([key]))
+        except (AttributeError, NotImplementedError, RuntimeError):
+            pass
+        try:
+            self.get(key, store_rendezvous.LOOK_S)
+        except builtins.TimeoutError:
+            return False
+        return True
+
     def hosts(self) -> list[str]:
         """The host that keeps the store, as this rank knows it; none for one that is a file or a user's own."""
         store: Any = self._store

@@ -43,6 +43,10 @@ class DictStore:
                 raise builtins.TimeoutError(key)
             return self.values[key]
 
+    def has(self, key: str) -> bool:
+        with self.changed:
+            return key in self.values
+
 
 def is_of(key: str, part: str) -> bool:
     """Whether a key is of rank 1's record, rank 0's answer and so on, in whichever meeting."""

@@ -39,6 +39,13 @@ def store(monkeypatch: pytest.MonkeyPatch) -> object:
 
 
 @pytest.fixture
+def silent_port() -> Iterator[int]:
+    """Where a program listens that says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
 def port_of_a_stranger() -> Iterator[int]:
     """Where a program listens that answers everybody with bytes of its own."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -70,12 +77,20 @@ def close(met: Met) -> None:
     met.listener.close()
 
 
-@pytest.mark.parametrize("what", ["a port where nobody listens", "a stranger's port", "an error"])
+@pytest.mark.parametrize(
+    "what", ["nobody listens", "a stranger listens", "somebody listens and says nothing", "an error"]
+)
 def test_what_an_earlier_rank_0_has_told_is_not_believed(
-    store: object, port_of_a_stranger: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    store: object,
+    silent_port: int,
+    port_of_a_stranger: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
 ) -> None:
     secret_file(tmp_path)
-    address = f"127.0.0.1:{free_port() if what == 'a port where nobody listens' else port_of_a_stranger}"
+    ports = {"nobody listens": free_port(), "a stranger listens": port_of_a_stranger}
+    address = f"127.0.0.1:{ports.get(what, silent_port)}"
     earlier = {"error": "no port was free", "kind": "MismatchError"} if what == "an error" else {"address": address}
     store.set(KEY, json.dumps({"secret": None, **earlier}))  # type: ignore[attr-defined]
     has_read, check = threading.Event(), ToldByStore._check
