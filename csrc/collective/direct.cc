@@ -34,7 +34,9 @@ class Direct final : public Algorithm {
   }
 
   // Who leaves before the end takes its memory back, and ends the work of all.
-  bool needs(int) const override { return !is_done(); }
+  bool needs(int rank) const override {
+    return !is_done() && std::find(team_.members.begin(), team_.members.end(), rank) != team_.members.end();
+  }
 
  private:
   bool is_done() const { return work_.completed->load(std::memory_order_acquire) == chunks_; }
@@ -42,12 +44,27 @@ class Direct final : public Algorithm {
   // False when there is none left, or no more may be taken. Says that this rank stores before it looks whether it may:
   // who takes its memory back (Executor::withdraw_memory) says so before it looks who stores.
   bool take_chunk() {
-    std::atomic<uint64_t>& storing = work_.claims[team_.rank()].storing;
+    if (!has_unclaimed()) return false;  // whoever is at work on the last ones reads the line
+    std::atomic<uint32_t>& storing = work_.claims[team_.rank()].storing;
     storing.store(1, std::memory_order_seq_cst);
-    const Range claimed = work_.withdrawn->load(std::memory_order_seq_cst) == 0 ? claim() : Range{};
+    const Range claimed = is_withdrawn() ? Range{} : claim();
     if (!claimed.empty()) reduce_chunk(claimed.begin);
     storing.store(0, std::memory_order_release);
     return !claimed.empty();
+  }
+
+  bool is_withdrawn() const {
+    return std::any_of(team_.members.begin(), team_.members.end(),
+                       [this](int r) { return work_.claims[r].withdrawn.load(std::memory_order_seq_cst) != 0; });
+  }
+
+  bool has_unclaimed() const {
+    for (int owner = 0; owner < team_.size(); ++owner) {
+      const uint64_t next =
+          work_.claims[team_.members[static_cast<size_t>(owner)]].next.load(std::memory_order_relaxed);
+      if (next < segment(chunks_, team_.size(), owner).count()) return true;
+    }
+    return false;
   }
 
   // An empty range when nothing is left to claim.

@@ -6,16 +6,15 @@
 namespace rr {
 
 struct alignas(64) ClaimLine {
-  std::atomic<uint64_t> next;     // next unclaimed chunk of this rank's share
-  std::atomic<uint64_t> storing;  // 1 while this rank stores into memory of the others
+  std::atomic<uint64_t> next;       // next unclaimed chunk of this rank's share
+  std::atomic<uint32_t> storing;    // 1 while this rank stores into memory of the others
+  std::atomic<uint32_t> withdrawn;  // 1 once this rank has taken its memory back: nobody begins to store into it
 };
 
-// Zero when a job starts; in memory shared by the team.
+// In memory shared by the team. Zero when a job starts, but for what a rank has withdrawn, which is for good.
 struct SharedWork {
   ClaimLine* claims = nullptr;                 // [group rank]
   std::atomic<uint64_t>* completed = nullptr;  // chunks done by anybody
-  // Not 0 once a rank has taken its memory back before the end: nobody begins to store into memory of others.
-  const std::atomic<uint32_t>* withdrawn = nullptr;
 };
 
 struct DirectJob {

@@ -141,15 +141,18 @@ bool Executor::needs(int rank) const {
   return active_ != nullptr && unfinished && active_->needs(rank);
 }
 
-// The callers of pending operations may write to their memory from here on. Other ranks of this host store into it, if
-// it is registered, in all-reduces that are complete in the log: they begin no further chunk, and what they have begun
-// is awaited. A chunk takes less than a millisecond; a rank that is stopped within one is not awaited for long.
+// The callers of this rank's pending operations may write to their memory from here on. Other ranks of this host store
+// into it, if it is registered, in all-reduces that are in the log: they begin no further chunk, and what they have
+// begun is awaited. A chunk takes less than a millisecond; a rank that is stopped within one is not awaited for long.
 void Executor::withdraw_memory() {
-  from_.control.header().memory_withdrawn.store(1, std::memory_order_seq_cst);
+  if (submitted_.lock()->pending.logged().empty()) return;
+  for (uint64_t position = 0; position < kLogEntries; ++position) {
+    from_.control.claims(position)[from_.rank].withdrawn.store(1, std::memory_order_seq_cst);
+  }
   const Deadline deadline = Deadline::after_s(kWithdrawS);
-  for (uint64_t position = cursor_; position != cursor_ + kLogEntries; ++position) {
+  for (uint64_t position = 0; position < kLogEntries; ++position) {
     for (const int r : from_.hosts.here()) {
-      const std::atomic<uint64_t>& storing = from_.control.claims(position)[r].storing;
+      const std::atomic<uint32_t>& storing = from_.control.claims(position)[r].storing;
       while (r != from_.rank && storing.load(std::memory_order_seq_cst) != 0 && !members_.is_dead(r) &&
              !deadline.passed()) {
         std::this_thread::yield();
@@ -166,7 +169,7 @@ void Executor::drop() {
   }
   active_.reset();
   active_members_.clear();
-  if (counts_.operations.load(std::memory_order_relaxed) != 0) withdraw_memory();
+  withdraw_memory();
 }
 
 // What was read straight from the memory of a rank that has left since, without having seen the operation end, may have

@@ -55,12 +55,25 @@ void Waiter::look_for_deadlock_timeout(DeadlockTimeout::Waiter& waiter, const st
   parts_.context.fail_groups(FatalKind::kMismatch, failure_text(parts_.context.world().control()));
 }
 
+// A group that has failed, or a context that is shut down, ends the operations of the log, with an error, once nothing
+// uses their memory any more. Until then who waits for one goes on waiting, but not for ever. since_ns: 0 at first.
+bool Waiter::is_ending(int64_t& since_ns) const {
+  if (!has_failed(parts_.control()) && !parts_.context.is_shut_down()) return false;
+  if (since_ns == 0) since_ns = now_ns();
+  if (static_cast<double>(now_ns() - since_ns) * 1e-9 > kFinishS) {
+    parts_.throw_if_failed();
+    parts_.context.throw_if_shut_down();
+  }
+  return true;
+}
+
 bool Waiter::wait_until_finished(Operation& operation, double timeout_s, Interrupt interrupt) {
   const bool is_message = operation.ticket.tag == 0;
   const ShownWait shown(parts_.context.wait_line(), is_message ? WaitLine::kOther : operation.ticket.request_slot + 1,
                         operation.ticket.tag, parts_.from.id,
                         is_message ? 0 : static_cast<uint32_t>(operation.kind) + 1);
   bool blocked = false;
+  int64_t over_ns = 0;
   const auto finished = [&] {
     if (operation.state.load(std::memory_order_acquire) != State::kPending) return true;
     if (!operation.quick) {
@@ -69,8 +82,7 @@ bool Waiter::wait_until_finished(Operation& operation, double timeout_s, Interru
         parts_.submitted.lock()->pending.settle(operation);
         if (operation.state.load(std::memory_order_acquire) != State::kPending) return true;
       }
-      parts_.throw_if_failed();
-      parts_.context.throw_if_shut_down();
+      if (is_ending(over_ns)) return false;
       return blocked && parts_.negotiation.deadlock().is_withdrawn();
     }
     if (parts_.negotiation.requests().is_settled(operation.ticket)) return true;
@@ -174,7 +186,7 @@ bool Waiter::done(Operation& operation) {
     if (!operation.quick) pending.settle(operation);
   }
   if (operation.state.load(std::memory_order_acquire) != State::kPending) return true;
-  parts_.throw_if_failed();
+  if (operation.quick) parts_.throw_if_failed();
   return false;
 }
 

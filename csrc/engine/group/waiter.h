@@ -48,6 +48,7 @@ class Waiter {
   void lift_block(GroupParts::Locked& submitted);
   bool unblock();
   bool try_withdraw(Operation& operation);
+  bool is_ending(int64_t& since_ns) const;
   void await_verdict(const std::function<bool()>& is_over);
   std::string call_text(const Operation& operation) const;
   std::vector<int> missing_for_sure(const Operation& operation) const;

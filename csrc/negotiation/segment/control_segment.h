@@ -115,11 +115,10 @@ struct Header {
   std::atomic<int64_t> sampled_ns;           // of the world: how much time the scores speak of
   std::atomic<int64_t> warned_ns;   // of the world: when a rank of this host last said that an operation takes long
   std::atomic<uint64_t> warned_of;  // a hash of the ranks that it waits for
-  std::atomic<uint32_t> status_changes;    // of the world: questions where ranks stand, and answers
-  std::atomic<uint32_t> memory_withdrawn;  // 1 once a rank of this host has taken back memory of pending operations
-  alignas(64) SharedLock lock;             // guards everything below, the name table, append marks, open entries
-  std::atomic<uint64_t> log_tail;          // entries ever opened
-  std::atomic<uint64_t> log_sent;          // of them, on the first of several hosts: sent to the others
+  std::atomic<uint32_t> status_changes;  // of the world: questions where ranks stand, and answers
+  alignas(64) SharedLock lock;           // guards everything below, the name table, append marks, open entries
+  std::atomic<uint64_t> log_tail;        // entries ever opened
+  std::atomic<uint64_t> log_sent;        // of them, on the first of several hosts: sent to the others
   uint64_t names_used;
   uint64_t name_hand;
   std::atomic<uint32_t> drained_count;    // of all ranks; on several hosts, of those of this one

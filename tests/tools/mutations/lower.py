@@ -425,7 +425,7 @@ ROWS = (
     Mutation(
         "direct-withdrawn",
         "csrc/collective/direct.cc",
-        "work_.withdrawn->load(std::memory_order_seq_cst) == 0 ? claim() : Range{};",
+        "is_withdrawn() ? Range{} : claim();",
         "claim();",
         ("failure_test::direct: no chunk is begun",),
     ),
