@@ -1,5 +1,8 @@
 #include "python/memory.h"
 
+#include <string>
+#include <utility>
+
 #include "base/never_destroyed.h"
 
 namespace rr {
@@ -39,6 +42,14 @@ DType dtype_of_format(const char* format) {
   }
 }
 
+// Frameworks have arrays without memory: traced ones, and those that wrap others.
+void check_address(const TensorView& view) {
+  if (view.data != nullptr || view.count == 0) return;
+  throw InvalidArgumentError("an array of " + std::to_string(view.count) +
+                             " elements has no memory (its address is 0): pass one that holds its values, a copy of "
+                             "it, say");
+}
+
 }  // namespace
 
 TensorView view_of(py::handle object, bool writable, Py_buffer& buffer) {
@@ -50,6 +61,7 @@ TensorView view_of(py::handle object, bool writable, Py_buffer& buffer) {
     view.dtype = dtype_from_code(tuple[2].cast<int>());
     view.place = is_device_form(object) ? Place::kDevice : Place::kHost;
     view.set_shape(shape.size(), [&](size_t i) { return shape[i].cast<uint64_t>(); });
+    check_address(view);
     return view;
   }
   const int flags = PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
@@ -57,14 +69,15 @@ TensorView view_of(py::handle object, bool writable, Py_buffer& buffer) {
   view.data = static_cast<std::byte*>(buffer.buf);
   view.dtype = dtype_of_format(buffer.format != nullptr ? buffer.format : "B");
   view.set_shape(static_cast<size_t>(buffer.ndim), [&](size_t i) { return static_cast<uint64_t>(buffer.shape[i]); });
+  check_address(view);
   return view;
 }
 
 TensorView view_of(py::handle object, bool writable, Held& held) {
-  Py_buffer buffer = {};
-  const TensorView view = view_of(object, writable, buffer);
-  if (buffer.obj != nullptr) {
-    held.buffers.push_back(buffer);
+  Borrowed borrowed;  // so that what is refused is released
+  const TensorView view = view_of(object, writable, borrowed.buffer);
+  if (borrowed.buffer.obj != nullptr) {
+    held.buffers.push_back(std::exchange(borrowed.buffer, Py_buffer{}));
   } else {
     held.objects.push_back(py::reinterpret_borrow<py::object>(object));  // the tuple, and the owner in it
   }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from ranks import run_ranks
 
+import ringreduce
 from ringreduce import gpu
 from ringreduce.collectives import buffers
 from ringreduce.errors import InvalidArgumentError, UnavailableError
@@ -237,3 +239,29 @@ def test_masked_arrays_are_refused() -> None:
         with pytest.raises(InvalidArgumentError, match=r"lose its mask: pass value\.filled"):
             door(masked)
     assert np.array_equal(buffers.readable(masked.filled(0.0)), [1.0, 0.0, 3.0])
+
+
+def address_0() -> None:
+    with ringreduce.init() as world:
+        group = ringreduce.global_process_set.group
+        there = np.ones(3, np.float32)
+        nowhere = (0, (3,), buffers.CODES["float32"], None)
+        plain = (ringreduce.Sum, 1.0, 1.0, None)
+        calls: list[Callable[[], Any]] = [
+            lambda: group.allreduce(nowhere, nowhere, *plain),
+            lambda: group.allreduce(there, nowhere, *plain),
+            lambda: group.allreduce_async([there, nowhere], [there, there], *plain),
+            lambda: group.broadcast_async(nowhere, 0, None),
+            lambda: group.send_async(nowhere, 1 - world.rank, 0),
+        ]
+        for call in calls:
+            with pytest.raises(InvalidArgumentError, match="an array of 3 elements has no memory"):
+                call()
+        nothing = (0, (0,), buffers.CODES["float32"], None)
+        group.allreduce(nothing, nothing, *plain)
+        group.allreduce(there, there, *plain)
+        assert there.tolist() == [2.0] * 3
+
+
+def test_elements_at_address_0_are_refused() -> None:
+    run_ranks(address_0, 2)
