@@ -228,7 +228,7 @@ class Work(dist.Work):
         except Exception as caught:
             if not native.done():
                 raise  # the limit of this wait, not an outcome
-            error = caught
+            error = _outcome_of(native) if limit_s is not None and isinstance(caught, TimeoutError) else caught
         with self._lock:
             if self._ended:
                 return
@@ -249,6 +249,15 @@ class Work(dist.Work):
             self._finish = None
             self._error = error
             self._ended = True
+
+
+def _outcome_of(native: Native) -> Exception | None:
+    """The error of an operation that has ended, if any: where it ended when a wait's limit ran out, that has none."""
+    try:
+        native.wait(None)
+    except Exception as error:
+        return error
+    return None
 
 
 class Several:

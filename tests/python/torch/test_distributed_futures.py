@@ -1,6 +1,7 @@
 """Futures of the torch.distributed backend: collectives in callbacks, in whichever thread these run, and errors."""
 
 import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch.distributed as dist  # noqa: E402
 from test_distributed import join  # noqa: E402
 
 import ringreduce.torch as hvd  # noqa: E402
+from ringreduce.torch.distributed import work as works  # noqa: E402
 
 COUNT = 3
 """Elements of every tensor: what is matched with another operation's has a wrong sum, and no mismatch."""
@@ -131,3 +133,54 @@ def test_an_error_of_a_callback_comes_out_of_ddp(callbacks: Any, tmp_path: Path)
         assert seen[0].done()
     finally:
         dist.destroy_process_group()
+
+
+class JustEnded:
+    """An operation that ends, well or with the error, between a wait that runs out and the question whether it has."""
+
+    peer = -1
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.waits: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> None:
+        self.waits.append(timeout)
+        if timeout is not None:
+            raise hvd.TimeoutError("the wait ran out")
+        if self.error is not None:
+            raise self.error
+
+    def done(self) -> bool:
+        return len(self.waits) > 0
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_operation_that_ends_as_a_wait_runs_out_has_its_own_outcome(count: int) -> None:
+    limit = timedelta(seconds=1)
+    natives: list[Any] = [JustEnded() for _ in range(count)]
+    for native in natives[1:]:
+        native.waits.append(0.0)  # the others have ended before
+    native = natives[0] if count == 1 else works.Several(natives)
+    output = torch.zeros(1)
+    work = works.Work(native, [output], lambda _: output.fill_(1.0))
+    assert work.wait(limit)
+    assert work.is_success()
+    assert output.item() == 1.0
+    assert natives[0].waits[0] is not None
+
+    for error in (hvd.PeerLostError("lost rank 1"), hvd.TimeoutError("the group's limit")):
+        natives[0] = JustEnded(error)
+        native = natives[0] if count == 1 else works.Several(natives)
+        work = works.Work(native, [output], lambda _: pytest.fail("an operation that failed has no result"))
+        with pytest.raises(type(error), match=str(error)):
+            work.wait(limit)
+        assert work.exception() is error
+
+    pending = JustEnded()
+    pending.done = lambda: False
+    work = works.Work(pending, [output])
+    with pytest.raises(hvd.TimeoutError, match="the wait ran out"):
+        work.wait(limit)
+    assert pending.waits == [1.0]
+    assert not work.is_completed()

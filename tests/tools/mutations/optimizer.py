@@ -333,4 +333,11 @@ ROWS = (
         "",
         ("test_launch.py::test_exit_status", "test_launch.py::test_a_launcher_that_is_held_up_sees_who_failed_first"),
     ),
+    Mutation(
+        "ended-as-the-wait-ran-out",
+        "ringreduce/torch/distributed/work.py",
+        "_outcome_of(native) if limit_s is not None and isinstance(caught, TimeoutError) else caught",
+        "caught",
+        ("test_distributed_futures.py::test_an_operation_that_ends_as_a_wait_runs_out_has_its_own_outcome",),
+    ),
 )
