@@ -158,7 +158,8 @@ class ProcessGroup(Reductions, DataMovement, PointToPoint, dist.ProcessGroup):  
         self._member.leave(sys.exc_info()[1])
 
     def _stop(self) -> None:
-        for completer in (self._completer, *self._completers.values()):
+        self._completer.stop()  # first: from here on, _completer_of() gives stopped ones
+        for completer in list(self._completers.values()):
             completer.stop()
 
     def split_group(self, *_: Any, **__: Any) -> NoReturn:

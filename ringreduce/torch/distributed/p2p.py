@@ -40,5 +40,11 @@ class PointToPoint(Collectives):
         return Work(on_stream(native, place.buffers[0]), [tensor], place.finish, self._completer_of("recv", peer))
 
     def _completer_of(self, direction: str, peer: int) -> Completer:
-        """Futures of one direction and peer complete in order; others must not wait for them."""
-        return self._completers.setdefault((direction, peer), Completer())
+        """Futures of one direction and peer complete in order; others must not wait for them.
+
+        Another thread may ask after the group was left. Nobody else will stop what it gets then, so that is done here.
+        """
+        completer = self._completers.setdefault((direction, peer), Completer())
+        if self._completer.is_stopped:
+            completer.stop()
+        return completer

@@ -52,6 +52,11 @@ class Completer:
         self._stopped = False
         self._lock = threading.Lock()
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether stop() was called: futures are completed by whoever asks for them."""
+        return self._stopped
+
     def complete(self, work: Work, future: torch.futures.Future[None]) -> None:
         """Completes the future when the work has finished, well or not."""
         with self._lock:

@@ -184,3 +184,15 @@ def test_an_operation_that_ends_as_a_wait_runs_out_has_its_own_outcome(count: in
         work.wait(limit)
     assert pending.waits == [1.0]
     assert not work.is_completed()
+
+
+def test_a_completer_that_is_asked_for_after_the_group_was_left_has_no_thread(tmp_path: Path) -> None:
+    dist.init_process_group("ringreduce", store=dist.FileStore(f"{tmp_path}/store", 1), rank=0, world_size=1)
+    group: Any = dist.group.WORLD
+    running = group._completer_of("send", 0)
+    dist.destroy_process_group()
+    before = threading.active_count()
+    for completer in (running, group._completer_of("recv", 0)):
+        future = works.Work(JustEnded(), [torch.ones(1)], None, completer).get_future()
+        assert future.done()
+    assert threading.active_count() == before
