@@ -26,10 +26,27 @@ class Collectives:
     _program: futures.Calls
     _rank: int
     _size: int
+    _coalesced: list[Work] | None = None
+    """The works that were made since _start_coalescing(); None outside."""
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """What dist._coalescing_manager(device=...) begins with: works are noted, and go on as they are."""
+        self._coalesced = []
+
+    def _end_coalescing(self, device: torch.device) -> Work:
+        """What it ends with: one work for those since then. torch drops those of the collectives that it has merged."""
+        works, self._coalesced = self._coalesced or [], None
+        return self._all_of(works, [tensor for work in works for tensor in work.result()])
+
+    def _noted(self, work: Work) -> Work:
+        """The work; _end_coalescing() has it too."""
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
 
     def _work(self, native: Native, result: Sequence[torch.Tensor], opts: Any = None, finish: Any = None) -> Work:
         """The work of an operation that was submitted just now."""
-        return Work(native, result, finish, self._completer, _limit_s(opts))
+        return self._noted(Work(native, result, finish, self._completer, _limit_s(opts)))
 
     def _name_of_call(self) -> str | None:
         """The name of a collective of the core, for which it is called once, by every rank of the group."""

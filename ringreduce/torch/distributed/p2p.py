@@ -24,7 +24,7 @@ class PointToPoint(Collectives):
         tensor = self._one(tensors, "send")
         buffer = contiguous(tensor)
         native = self._member.group.send_async(movable(buffer), self._check_root(peer, "send"), tag)
-        return Work(on_stream(native, buffer), [tensor], None, self._completer_of("send", peer))
+        return self._noted(Work(on_stream(native, buffer), [tensor], None, self._completer_of("send", peer)))
 
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> Work:
         """Receives into one tensor what a rank of the group sends."""
@@ -36,8 +36,8 @@ class PointToPoint(Collectives):
 
     def _receive(self, tensor: torch.Tensor, peer: int, tag: int) -> Work:
         place = InPlace([tensor])
-        native = self._member.group.recv_async(movable(place.buffers[0]), peer, tag)
-        return Work(on_stream(native, place.buffers[0]), [tensor], place.finish, self._completer_of("recv", peer))
+        native = on_stream(self._member.group.recv_async(movable(place.buffers[0]), peer, tag), place.buffers[0])
+        return self._noted(Work(native, [tensor], place.finish, self._completer_of("recv", peer)))
 
     def _completer_of(self, direction: str, peer: int) -> Completer:
         """Futures of one direction and peer complete in order; others must not wait for them.

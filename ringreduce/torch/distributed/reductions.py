@@ -149,7 +149,7 @@ class Reductions(Collectives):
         options = dist.AllreduceOptions()
         options.reduceOp, options.timeout = opts.reduceOp, opts.timeout
         work = self._allreduce([whole], options)
-        return work.then(lambda: deal(whole[start:], [output]), [output])
+        return self._noted(work.then(lambda: deal(whole[start:], [output]), [output]))
 
     def _xor(self, tensors: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], opts: Any) -> Work:
         """Exclusive or, which the core does not compute: gathers and folds."""

@@ -120,6 +120,7 @@ def odd_reductions(rank: int, size: int) -> None:
         for tensor in tensors[:1]:
             dist.all_reduce(tensor)
     assert torch.equal(tensors[0], sum(value(r) for r in every))
+    merged_on_a_device(rank, size)
     options = dist.AllreduceCoalescedOptions()
     dist.group.WORLD.allreduce_coalesced(tensors[1:], options).wait()
     assert torch.equal(tensors[1], sum(value(r, (5,), torch.int64) for r in every))
@@ -154,6 +155,47 @@ def odd_reductions(rank: int, size: int) -> None:
         dist.all_reduce(average, dist.ReduceOp.AVG)
         assert average.dtype is dtype
         assert average.to_dense().tolist() == [0, number, 0]
+
+
+def merged_on_a_device(rank: int, size: int) -> None:
+    """Collectives of one kind, which torch merges, or messages and others, which it does not, with device=."""
+    every, cpu = range(size), torch.device("cpu")
+    for is_async in (True, False):
+        for op, fold in ((dist.ReduceOp.SUM, operator.add), (dist.ReduceOp.PRODUCT, operator.mul)):
+            tensors = [value(rank), value(rank, (4, 4)).t()]
+            parts = [torch.empty(2), torch.empty(2, 2)[:, 0]]
+            whole = value(rank, (2 * size,))
+            with dist._coalescing_manager(device=cpu, async_ops=is_async) as manager:
+                for tensor in tensors:
+                    dist.all_reduce(tensor, op)
+            manager.wait()
+            with dist._coalescing_manager(device=cpu, async_ops=is_async) as manager:
+                for part in parts:
+                    dist.reduce_scatter_tensor(part, whole, op)
+            manager.wait()
+            assert torch.equal(tensors[0], functools.reduce(fold, [value(r) for r in every]))
+            assert torch.equal(tensors[1], functools.reduce(fold, [value(r, (4, 4)) for r in every]).t())
+            reduced = functools.reduce(fold, [value(r, (2 * size,)) for r in every])
+            for part in parts:
+                assert torch.equal(part, reduced[2 * rank : 2 * rank + 2])
+        outputs = [torch.empty(size, 2), torch.empty(size, 3)]
+        with dist._coalescing_manager(device=cpu, async_ops=is_async) as manager:
+            for output in outputs:
+                dist.all_gather_into_tensor(output, value(rank, output.shape[1:]))
+        manager.wait()
+        for output in outputs:
+            assert torch.equal(output, torch.stack([value(r, output.shape[1:]) for r in every]))
+    incoming, root = torch.zeros(2, 3).t(), value(rank)
+    with dist._coalescing_manager(device=cpu, async_ops=True) as manager:
+        dist.isend(value(rank, (3, 2)), (rank + 1) % size)
+        dist.irecv(incoming, (rank - 1) % size)
+        dist.broadcast(root, 0, async_op=True)
+    manager.wait()
+    assert torch.equal(incoming, value((rank - 1) % size, (3, 2)))
+    assert torch.equal(root, value(0))
+    with dist._coalescing_manager(device=cpu, async_ops=True) as manager:
+        pass
+    manager.wait()
 
 
 def every_movement(rank: int, size: int) -> None:
