@@ -16,6 +16,7 @@ from ringreduce.job.collective_json import allgather_json
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.torch.collectives.data_movement import broadcast_async_
 from ringreduce.torch.profiling import ranged
+from ringreduce.torch.tensors import lacks_memory, no_memory
 from ringreduce.torch.tracing import BLOCKS, untraced
 
 Named: TypeAlias = tuple[str | None, torch.Tensor]
@@ -39,7 +40,7 @@ def broadcast_parameters(
         root_rank: global rank whose values are right.
 
     Raises:
-        InvalidArgumentError: params is something else.
+        InvalidArgumentError: params is something else, or has a tensor without memory of its own, such as a DTensor.
     """
     named: list[Named]
     if isinstance(params, dict):
@@ -50,6 +51,9 @@ def broadcast_parameters(
         raise InvalidArgumentError(
             f"invalid params of type: {type(params)}; pass model.state_dict() or list(model.parameters())"
         )
+    for _, tensor in named:  # all are looked at before the first goes: no rank has begun where one is refused
+        if lacks_memory(tensor):
+            raise no_memory(tensor)
     pending = []
     for name, tensor in named:
         memory = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
@@ -82,7 +86,8 @@ def broadcast_optimizer_state(
 
     Raises:
         InvalidArgumentError: an LBFGS optimizer, or the number of parameters differs from the root's; or the root's
-            state is in shards, and another rank has loaded one (on all ranks).
+            state is in shards, and another rank has loaded one, or it has a tensor without memory of its own, such as
+            a DTensor (on all ranks).
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidArgumentError("cannot broadcast torch.optim.LBFGS state")
@@ -97,11 +102,14 @@ def broadcast_optimizer_state(
         state = torch.optim.Optimizer.state_dict(optimizer) if is_in_shards else optimizer.state_dict()
         skeleton = _without_tensors(state, tensors)
     # With strides: a fused optimizer goes through a parameter, its gradient and its state as they lie in memory.
+    refused = next((str(no_memory(tensor)) for tensor in tensors if lacks_memory(tensor)), None)
     layout = [
         (tuple(tensor.shape), torch.empty_like(tensor, device="meta").stride(), tensor.dtype, tensor.is_cuda)
-        for tensor in tensors
+        for tensor in (() if refused else tensors)
     ]
-    skeleton, layout = broadcast_object((skeleton, layout), root_rank, process_set=process_set)
+    skeleton, layout, refused = broadcast_object((skeleton, layout, refused), root_rank, process_set=process_set)
+    if refused:
+        raise InvalidArgumentError(f"broadcast_optimizer_state: of the root's state, {refused}")
     if layout and not tensors:
         gpu = _gpu_of(optimizer) if any(is_cuda for *_, is_cuda in layout) else None
         tensors = [

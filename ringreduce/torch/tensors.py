@@ -39,18 +39,97 @@ def operand(tensor: torch.Tensor) -> Operand:
     """The tensor's memory in the form that the core takes. It must be contiguous, and the CPU's or a CUDA GPU's.
 
     Raises:
-        InvalidArgumentError: not a tensor, not contiguous, lazily negated, or of an unsupported dtype.
+        InvalidArgumentError: not a tensor, not contiguous, lazily negated, without memory of its own, or of an
+            unsupported dtype.
         UnavailableError: in other memory than the CPU's; a build with CUDA takes that of its GPUs as well.
     """
     try:
         if tensor.is_contiguous() and not tensor.is_neg():
             if tensor.is_cpu:
-                return (tensor.data_ptr(), tensor.shape, DTYPES[tensor.dtype], tensor)
-            if tensor.is_cuda and cuda.BUILT:
-                return cuda.operand(tensor, tensor.shape, DTYPES[tensor.dtype])
+                address = tensor.data_ptr()
+                if address != 0 or tensor.numel() == 0:
+                    return (address, tensor.shape, DTYPES[tensor.dtype], tensor)
+            elif tensor.is_cuda and cuda.BUILT:
+                memory = cuda.operand(tensor, tensor.shape, DTYPES[tensor.dtype])
+                if memory[0] != 0 or tensor.numel() == 0:
+                    return memory
     except (AttributeError, KeyError, RuntimeError):
         pass  # the reason is looked for where it costs nothing
+    if is_awaited(tensor):
+        return operand(waited(tensor))
     raise refusal(tensor)
+
+
+def is_awaited(tensor: Any) -> bool:
+    """Whether it is what a functional collective of torch has returned: the first use of its values waits for them."""
+    return hasattr(type(tensor), "trigger_wait")
+
+
+def waited(tensor: Any) -> torch.Tensor:
+    """The plain tensor of one that is_awaited(), after waiting."""
+    tensor.trigger_wait()
+    plain: torch.Tensor = tensor.elem
+    return plain
+
+
+def with_memory(tensor: torch.Tensor, is_read: bool = False) -> torch.Tensor:
+    """The tensor itself if it has memory of its own, or no elements; waited() of one that is_awaited().
+
+    is_read: the tensor is not written, so that one of zeros without memory may be copied.
+
+    Raises InvalidArgumentError for other tensors without memory.
+    """
+    try:
+        if tensor.data_ptr() != 0:
+            return tensor
+    except RuntimeError:  # what some versions of torch say of tensors without memory
+        raise no_memory(tensor) from None
+    if is_awaited(tensor):
+        return with_memory(waited(tensor), is_read)
+    if tensor.numel() == 0:
+        return tensor
+    if is_read and tensor._is_zerotensor():
+        return tensor.clone()
+    raise no_memory(tensor)
+
+
+def lacks_memory(tensor: torch.Tensor) -> bool:
+    """Whether a dense tensor of the CPU or of a GPU has elements, and neither has memory for them nor is_awaited()."""
+    if tensor.layout is not torch.strided or not (tensor.is_cpu or tensor.is_cuda) or is_awaited(tensor):
+        return False
+    try:
+        return tensor.data_ptr() == 0 and tensor.numel() > 0
+    except RuntimeError:
+        return True
+
+
+def no_memory(tensor: torch.Tensor) -> InvalidArgumentError:
+    """What a tensor is that has elements and no memory, and what to use in its place."""
+    if is_transformed(tensor):
+        return InvalidArgumentError(
+            "this tensor stands for another inside torch.func.vmap or torch.func.jvp: it has no memory of its own that "
+            "could be communicated. Call the collective outside of the transformed function, on the whole batch"
+        )
+    if hasattr(tensor, "to_local"):
+        return InvalidArgumentError(
+            f"a {type(tensor).__name__} has no memory of its own that could be communicated: use tensor.to_local() for "
+            "this rank's part, or tensor.full_tensor() for the whole"
+        )
+    if tensor._is_zerotensor():
+        return InvalidArgumentError(
+            "this tensor of zeros has no memory that could be communicated (torch._efficientzerotensor): use "
+            "tensor.clone()"
+        )
+    if tensor.untyped_storage().nbytes() == 0:
+        return InvalidArgumentError(
+            "this tensor's memory was freed (its storage has 0 bytes), as FSDP frees that of parameters between uses: "
+            "communicate it while it has memory (FSDP: within summon_full_params(), or after unshard())"
+        )
+    return InvalidArgumentError(
+        f"this tensor (a {type(tensor).__name__}) has no memory of its own that could be communicated: it wraps other "
+        "tensors, or stands for one while a graph is traced. Pass the plain tensors that it is made of, or call the "
+        "collective outside of what traces"
+    )
 
 
 def is_tracked(tensor: torch.Tensor) -> bool:
@@ -128,12 +207,15 @@ def handle(work: Work | Works, finish: Callable[[Any], T], keep: Any = None) -> 
 
 
 def source(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor to read from: itself, detached, or a copy where it is not contiguous, or lazily negated."""
+    """The tensor to read from: itself, detached, or a copy where it is not contiguous, or lazily negated or zero.
+
+    Raises InvalidArgumentError for another one without memory of its own.
+    """
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
         raise refusal(tensor)
     if forward_ad._current_level >= 0 and has_tangent(tensor):
         raise no_tangent("this operation")
-    return tensor.detach().contiguous().resolve_neg()
+    return with_memory(tensor.detach().contiguous().resolve_neg(), is_read=True)
 
 
 def refusal(tensor: Any) -> Exception:
@@ -153,11 +235,8 @@ def refusal(tensor: Any) -> Exception:
     if tensor.dtype not in DTYPES:
         supported = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         return InvalidArgumentError(f"Tensor type {tensor.type()} is not supported; supported: {supported}")
-    if is_transformed(tensor):
-        return InvalidArgumentError(
-            "this tensor stands for another inside torch.func.vmap or torch.func.jvp: it has no memory of its own that "
-            "could be communicated. Call the collective outside of the transformed function, on the whole batch"
-        )
+    if lacks_memory(tensor):
+        return no_memory(tensor)
     if tensor.is_neg():
         return InvalidArgumentError(
             "this tensor is negated lazily, as the imaginary part of a conjugate is: its memory holds the values with "

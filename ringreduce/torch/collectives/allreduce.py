@@ -15,12 +15,13 @@ from torch import empty_like
 from ringreduce.collectives.handles import Handle
 from ringreduce.collectives.ops import Adasum
 from ringreduce.common.arguments import choose
+from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.torch.collectives import adasum, autograd
 from ringreduce.torch.collectives.members import place_of
 from ringreduce.torch.compression import Compression, Compressor, NoneCompressor, wire_for
 from ringreduce.torch.profiling import profiled
-from ringreduce.torch.tensors import are_tracked, handle, in_place, is_tracked, on_stream, operand, source
+from ringreduce.torch.tensors import Operand, are_tracked, handle, in_place, is_tracked, on_stream, operand, source
 from ringreduce.torch.tracing import ASYNC, is_compiling, traceable, untraced
 
 T = TypeVar("T")
@@ -69,9 +70,14 @@ def allreduce(
         return allreduce_async(
             tensor, None, name, op, prescale_factor, postscale_factor, process_set
         ).wait_or_withdraw()
-    if not tensor.is_contiguous() or tensor.is_neg():
+    memory: Operand | None
+    try:
+        memory = operand(tensor)
+    except InvalidArgumentError:
+        memory = None
+    if memory is None:  # not contiguous, or lazily negated or zero: a copy will do
         tensor = source(tensor)
-    memory = operand(tensor)
+        memory = operand(tensor)
     output = empty_like(tensor)
     result = (output.data_ptr(), memory[1], memory[2], output) if len(memory) == 4 else operand(output)
     profiled(process_set.group).allreduce(memory, result, op, prescale_factor, postscale_factor, name)

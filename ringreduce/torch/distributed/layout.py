@@ -15,7 +15,7 @@ import torch
 from ringreduce.collectives.ops import ReduceOp
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.torch import cuda
-from ringreduce.torch.tensors import DTYPES, Operand, memory_of, refusal
+from ringreduce.torch.tensors import DTYPES, Operand, memory_of, refusal, with_memory
 
 BYTE = DTYPES[torch.uint8]
 OPS: dict[str, int] = {
@@ -59,7 +59,10 @@ class Reduction:
 
 
 def checked(tensor: Any) -> torch.Tensor:
-    """The tensor without autograd. Raises InvalidArgumentError or UnavailableError for what cannot be communicated."""
+    """The tensor without autograd, and of a functional collective's result, for which it waits, the plain one.
+
+    Raises InvalidArgumentError or UnavailableError for what cannot be communicated.
+    """
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
         raise refusal(tensor)
     if not tensor.is_cpu and not (tensor.is_cuda and cuda.BUILT):
@@ -68,7 +71,7 @@ def checked(tensor: Any) -> torch.Tensor:
             f"the backend ringreduce communicates {what}, and this tensor is in {tensor.device.type} memory: use "
             "tensor.cpu(), or a process group of its own with a backend for that device (dist.new_group(backend=...))"
         )
-    return tensor.detach()
+    return with_memory(tensor).detach()
 
 
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:
@@ -79,7 +82,7 @@ def contiguous(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def movable(tensor: torch.Tensor) -> Operand:
-    """A contiguous tensor of any dtype, for operations that move it unchanged."""
+    """A contiguous tensor of any dtype that was checked(), for operations that move it unchanged."""
     code = DTYPES.get(tensor.dtype)
     if code is None:
         return memory_of(tensor, (tensor.numel() * tensor.element_size(),), BYTE)
@@ -92,7 +95,7 @@ def units(tensor: torch.Tensor) -> int:
 
 
 def reducible(tensor: torch.Tensor) -> Operand:
-    """A contiguous tensor for operations that compute. Raises InvalidArgumentError for a dtype the core has not."""
+    """The same for operations that compute. Raises InvalidArgumentError for a dtype the core has not."""
     code = DTYPES.get(tensor.dtype)
     if code is None:
         raise refusal(tensor)

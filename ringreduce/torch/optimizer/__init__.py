@@ -17,7 +17,7 @@ from ringreduce.torch.compression import Compression, Compressor, Stateful
 from ringreduce.torch.gradient_reduction import instance_of
 from ringreduce.torch.optimizer.adasum_optimizer import AdasumMixin, check_adasum
 from ringreduce.torch.optimizer.distributed_optimizer import DistributedMixin
-from ringreduce.torch.optimizer.mixins import check_plain, with_mixin
+from ringreduce.torch.optimizer.mixins import check_memory, check_plain, with_mixin
 from ringreduce.torch.optimizer.reducer import Settings
 from ringreduce.torch.optimizer.sharded import ShardedMixin, check_shardable
 from ringreduce.torch.tracing import BLOCKS, untraced
@@ -83,6 +83,8 @@ def DistributedOptimizer(
         views=gradient_as_bucket_view,
     )
     check_plain(optimizer, "this optimizer is a DistributedOptimizer already")
+    names = _named(optimizer, named_parameters)
+    check_memory([(names[p], p) for group in optimizer.param_groups for p in group["params"]], process_set)
     mixin: type[torch.optim.Optimizer] = DistributedMixin
     if op == Adasum:
         mixin = AdasumMixin
@@ -92,7 +94,7 @@ def DistributedOptimizer(
         if process_set.included() and process_set.size() != 1:  # otherwise there is nobody to share with
             mixin = ShardedMixin
     wrapped = with_mixin(optimizer, mixin)
-    wrapped._start(_named(optimizer, named_parameters), settings, process_set, backward_passes_per_step)
+    wrapped._start(names, settings, process_set, backward_passes_per_step)
     return wrapped
 
 

@@ -16,7 +16,7 @@ from ringreduce.job.process_sets import ProcessSet
 from ringreduce.torch.collectives.allreduce import allreduce
 from ringreduce.torch.optimizer import same_start
 from ringreduce.torch.optimizer.grad_scaler import reduce_before_unscaling
-from ringreduce.torch.optimizer.mixins import same_groups
+from ringreduce.torch.optimizer.mixins import check_memory, same_groups
 from ringreduce.torch.optimizer.reducer import INTERRUPTED, Reducer, Settings
 from ringreduce.torch.tracing import STEP, untraced
 
@@ -297,6 +297,11 @@ class DistributedMixin(torch.optim.Optimizer):
         index = len(self.param_groups) - 1
         for i, parameter in enumerate(self.param_groups[-1]["params"]):
             self._parameter_names.setdefault(parameter, f"allreduce.noname.{index}.{i}")
+        try:
+            check_memory([(self._parameter_names[p], p) for p in self.param_groups[-1]["params"]], self._process_set)
+        except InvalidArgumentError:
+            del self.param_groups[-1]
+            raise
         self._extend()
 
     def compression_state_dict(self) -> list[list[dict[str, Any]]]:

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.job.process_sets import ProcessSet
+from ringreduce.torch.tensors import lacks_memory
 
 
 def check_plain(optimizer: torch.optim.Optimizer, text: str) -> None:
     """Raises InvalidArgumentError with the text for an optimizer that with_mixin() has made."""
     if hasattr(type(optimizer), "_plain"):
         raise InvalidArgumentError(text)
+
+
+def check_memory(named: Iterable[tuple[str, torch.Tensor]], process_set: ProcessSet) -> None:
+    """Raises InvalidArgumentError for a parameter without memory of its own, whose gradient has none either.
+
+    A single rank reduces nothing, and may have it.
+    """
+    if not process_set.included() or process_set.size() == 1:
+        return
+    for name, parameter in named:
+        if lacks_memory(parameter):
+            raise InvalidArgumentError(
+                f"DistributedOptimizer: {name} is a {type(parameter).__name__} without memory of its own, and so will "
+                "its gradient be. Parameters that FSDP2 or DTensor shards have their gradients reduced already: use "
+                "the plain optimizer for them, and DistributedOptimizer for plain tensors"
+            )
 
 
 def with_mixin(optimizer: torch.optim.Optimizer, mixin: type[torch.optim.Optimizer]) -> Any:

@@ -83,7 +83,7 @@ class RegisteredBucket(Bucket):
             return
         grad = densified(slot, grad)
         address, alike = grad.data_ptr(), grad.stride() == view.stride() and grad.dtype == view.dtype
-        if self.streams and alike and address != slot.address:
+        if self.streams and alike and address not in (0, slot.address):  # 0: no memory of its own
             _copy_streaming(slot.address, address, view.nbytes)  # views are dense, so equal strides are equal bytes
         elif address != slot.address or not alike:
             view.copy_(grad)

@@ -334,6 +334,20 @@ ROWS = (
         ("test_launch.py::test_exit_status", "test_launch.py::test_a_launcher_that_is_held_up_sees_who_failed_first"),
     ),
     Mutation(
+        "address-0",
+        "ringreduce/torch/tensors.py",
+        "                if address != 0 or tensor.numel() == 0:\n",
+        "                if True:\n",
+        ("test_without_memory.py::test_what_has_no_memory_is_refused",),
+    ),
+    Mutation(
+        "address-0-in-a-group",
+        "ringreduce/torch/distributed/layout.py",
+        "    return with_memory(tensor).detach()",
+        "    return tensor.detach()",
+        ("test_without_memory.py::test_what_has_no_memory_is_refused",),
+    ),
+    Mutation(
         "ended-as-the-wait-ran-out",
         "ringreduce/torch/distributed/work.py",
         "_outcome_of(native) if limit_s is not None and isinstance(caught, TimeoutError) else caught",
