@@ -1,6 +1,7 @@
 """Futures of the torch.distributed backend: collectives in callbacks, in whichever thread these run, and errors."""
 
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -155,8 +156,7 @@ class JustEnded:
         return len(self.waits) > 0
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_an_operation_that_ends_as_a_wait_runs_out_has_its_own_outcome(count: int) -> None:
+def end_as_a_wait_runs_out(count: int) -> None:
     limit = timedelta(seconds=1)
     natives: list[Any] = [JustEnded() for _ in range(count)]
     for native in natives[1:]:
@@ -184,6 +184,13 @@ def test_an_operation_that_ends_as_a_wait_runs_out_has_its_own_outcome(count: in
         work.wait(limit)
     assert pending.waits == [1.0]
     assert not work.is_completed()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_operation_that_ends_as_a_wait_runs_out_has_its_own_outcome(
+    count: int, run_ranks: Callable[..., Any]
+) -> None:
+    run_ranks(end_as_a_wait_runs_out, 1, args=(count,))
 
 
 def test_a_completer_that_is_asked_for_after_the_group_was_left_has_no_thread(tmp_path: Path) -> None:
