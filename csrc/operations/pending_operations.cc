@@ -97,13 +97,15 @@ void PendingOperations::receive(const OperationPtr& operation, int peer, int tag
   counts_.operations.fetch_add(1);
 }
 
-// A name is free once its operation has been waited for, polled done, or has ended with nobody holding its handle.
+// A name is free once its operation has been waited for, polled done, or has ended with nobody holding its handle, or
+// none that will be waited for.
 void PendingOperations::free_name(const std::string& name) {
   const auto busy = by_name_.find(name);
   if (busy == by_name_.end()) return;
   Operation& operation = *busy->second;
   if (operation.quick && is_pending(operation)) try_finish_quick(operation);
-  if (is_pending(operation) || busy->second.use_count() > 1) {
+  if (operation.discard) settle(operation);
+  if (is_pending(operation) || (busy->second.use_count() > 1 && !operation.discard)) {
     throw InvalidArgumentError(
         "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is "
         "currently "
