@@ -54,12 +54,14 @@ class Direct final : public Algorithm {
   }
 
   bool is_withdrawn() const {
+    if (work_.any_withdrawn->load(std::memory_order_seq_cst) == 0) return false;
     return std::any_of(team_.members.begin(), team_.members.end(),
                        [this](int r) { return work_.claims[r].withdrawn.load(std::memory_order_seq_cst) != 0; });
   }
 
   bool has_unclaimed() const {
-    for (int owner = 0; owner < team_.size(); ++owner) {
+    for (int i = 0; i < team_.size(); ++i) {
+      const int owner = (team_.me + i) % team_.size();  // in most chunks this rank's own share is enough
       const uint64_t next =
           work_.claims[team_.members[static_cast<size_t>(owner)]].next.load(std::memory_order_relaxed);
       if (next < segment(chunks_, team_.size(), owner).count()) return true;

@@ -15,6 +15,8 @@ struct alignas(64) ClaimLine {
 struct SharedWork {
   ClaimLine* claims = nullptr;                 // [group rank]
   std::atomic<uint64_t>* completed = nullptr;  // chunks done by anybody
+  // 0 while `withdrawn` is 0 in all claims. On a line that hardly changes: claims change with each chunk.
+  const std::atomic<uint32_t>* any_withdrawn = nullptr;
 };
 
 struct DirectJob {

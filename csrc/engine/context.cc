@@ -112,13 +112,19 @@ std::shared_ptr<Group> Context::add_group(int fd, const std::vector<int>& ranks,
   return group;
 }
 
-// A group that has failed is removed without asking its members: they know that it has failed, or will.
+// What all members have called is finished; what some have not, ends with an error. After the first barrier all know
+// what all have called, and after the second nobody needs the others' part in it. A group that has failed is removed
+// without asking its members: they know that it has failed, or will.
 void Context::remove_group(Group* group, Interrupt interrupt) {
   throw_if_shut_down();
   // A stream that has been let wait for an operation goes on with its result.
   if (gpu_.device() != nullptr) gpu_.queue().drain(kFinishS, group);
   try {
     Request barrier;
+    group->wait(*group->submit(barrier, interrupt), -1, interrupt);
+    group->finish_complete(interrupt);
+    const std::string name = "ringreduce.removed";  // another thread may still count calls of this rank alone
+    barrier.name = &name;
     group->wait(*group->submit(barrier, interrupt), -1, interrupt);
   } catch (const Error&) {
     if (!has_failed(group->control())) throw;

@@ -113,8 +113,8 @@ std::string Requests::mismatch(Ticket ticket, const RankMask& participants) cons
     if (!participants.test(r)) continue;
     if (control_.head(ticket.request_slot, r).digest.load(std::memory_order_relaxed) == kWithdrawnDigest) {
       return "rank " + std::to_string(segment_.world_rank(r)) +
-             " has withdrawn this operation: an exception, such as KeyboardInterrupt, ended its call before all ranks "
-             "had called it.";
+             " has withdrawn this operation: an exception, such as KeyboardInterrupt, ended its " +
+             name(control_.signature(ticket.request_slot, r).kind) + " before all ranks had called it.";
     }
     requests.push_back(control_.signature(ticket.request_slot, r));
     ranks.push_back(segment_.world_rank(r));

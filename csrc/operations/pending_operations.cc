@@ -146,6 +146,7 @@ bool PendingOperations::has_named() const {
 
 OperationPtr PendingOperations::waiting_for(int rank) const {
   for (const OperationPtr& operation : oldest_first()) {
+    if (operation->discard) continue;  // nobody waits for it
     const auto missing = negotiation_.requests().missing(operation->ticket);
     if (std::find(missing.begin(), missing.end(), rank) != missing.end()) return operation;
   }

@@ -34,7 +34,8 @@ class Planner {
   std::unique_ptr<Algorithm> pull_registered(uint64_t position, Operation& operation, Team team) const;
   std::byte* mapped(const Operation& operation, int rank, const MemoryRef& ref) const;
   SharedWork shared_work(uint64_t position) const {
-    return {from_.control.claims(position), &from_.control.entry(position).completed};
+    return {from_.control.claims(position), &from_.control.entry(position).completed,
+            &from_.control.header().any_withdrawn};
   }
 
   const Resources from_;

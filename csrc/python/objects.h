@@ -83,6 +83,19 @@ class WithoutGil {
   std::optional<py::gil_scoped_release> released_;
 };
 
+// Whether a thread that is in Python code never calls an operation: those that feed and empty the queues of a
+// DataLoader's workers, and the one that draws a progress bar. frame: the innermost one.
+inline bool never_calls(py::object frame) {
+  for (; !frame.is_none(); frame = frame.attr("f_back")) {
+    const auto file = frame.attr("f_code").attr("co_filename").cast<std::string>();
+    for (const std::string_view known : {"/multiprocessing/queues.py", "/_utils/pin_memory.py", "/tqdm/_monitor.py"}) {
+      if (file.size() >= known.size() && file.compare(file.size() - known.size(), known.size(), known) == 0)
+        return true;
+    }
+  }
+  return false;
+}
+
 // Whether another thread than the calling one is in Python code, or has called from there: it may call an operation
 // next. Threads of a library that have no Python frame now, as idle ones of autograd, are started by one that has. A
 // thread of a framework's own is not asked to take the GIL, whose holder may wait for it; such frameworks have several.
@@ -90,7 +103,10 @@ inline bool has_other_threads() {
   if (!WithoutGil::is_inside() || !can_take_gil()) return true;
   const py::gil_scoped_acquire gil;
   try {
-    return py::len(py::module_::import("sys").attr("_current_frames")()) > 1;
+    int callers = 0;
+    for (const auto& [thread, frame] : py::dict(py::module_::import("sys").attr("_current_frames")()))
+      callers += never_calls(py::reinterpret_borrow<py::object>(frame)) ? 0 : 1;
+    return callers > 1;
   } catch (const std::exception&) {
     return true;
   }
@@ -141,6 +157,8 @@ struct PyWork {
   void wait_or_withdraw() const {
     try {
       wait(std::nullopt);
+    } catch (const Error&) {  // the operation's own, or the group's, which has ended the operation
+      throw;
     } catch (...) {
       withdraw();
       throw;

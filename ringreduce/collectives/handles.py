@@ -40,11 +40,11 @@ class Works:
     def wait(self, timeout: float | None = None) -> None:
         """Waits for all of them, then raises the first error. The timeout, in seconds, is for all together."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        error: Error | None = None
+        error: Exception | None = None
         for work in self.each:
             try:
                 work.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
-            except Error as caught:  # what a signal's handler raises ends the wait
+            except (Error, RuntimeError, MemoryError) as caught:  # what a signal's handler raises else ends the wait
                 error = error or caught
         if error is not None:
             raise error

@@ -16,8 +16,18 @@ from ringreduce.errors import InvalidArgumentError
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write to under another name in the same folder; it gets its name when the block has ended well.
 
+    What is no regular file, a pipe for instance, or lies in a folder that cannot be written is written at once.
+
     Raises InvalidArgumentError where it cannot be written.
     """
+    if _has_no_part(path):
+        try:
+            with open(path, "wb") as file:
+                yield file
+        except OSError as error:
+            raise InvalidArgumentError(f"{path}: cannot be written: {error.strerror}") from error
+        return
+    path = path.resolve()  # a symbolic link stays one
     handle, name = _part(path)
     try:
         with open(handle, "wb") as file:
@@ -32,15 +42,25 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 def check_writable(path: Path) -> None:
     """Whether whole_file() can begin, said before there is anything to write. Raises InvalidArgumentError."""
-    handle, name = _part(path)
+    if _has_no_part(path):
+        if path.is_dir() or not os.access(path, os.W_OK):
+            raise InvalidArgumentError(
+                f"{path}: cannot be written: {'it is a folder' if path.is_dir() else 'no right'}"
+            )
+        return
+    handle, name = _part(path.resolve())
     os.close(handle)
     Path(name).unlink(missing_ok=True)
 
 
+def _has_no_part(path: Path) -> bool:
+    if not path.exists():
+        return False
+    return not path.is_file() or (os.access(path, os.W_OK) and not os.access(path.resolve().parent, os.W_OK))
+
+
 def _part(path: Path) -> tuple[int, str]:
     """The descriptor and the name of a new file beside this one."""
-    if path.exists() and not path.is_file():
-        raise InvalidArgumentError(f"{path}: cannot be written: it is no regular file; name another one")
     if not path.parent.is_dir():
         raise InvalidArgumentError(f"{path}: cannot be written: there is no folder {path.parent}; make it first")
     try:

@@ -51,7 +51,7 @@ def broadcast_parameters(
         raise InvalidArgumentError(
             f"invalid params of type: {type(params)}; pass model.state_dict() or list(model.parameters())"
         )
-    for _, tensor in named:  # all are looked at before the first goes: no rank has begun where one is refused
+    for _, tensor in named:  # all before the first goes: ranks whose models are alike refuse alike
         if lacks_memory(tensor):
             raise no_memory(tensor)
     pending = []

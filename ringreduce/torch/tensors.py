@@ -83,7 +83,8 @@ def with_memory(tensor: torch.Tensor, is_read: bool = False) -> torch.Tensor:
         if tensor.data_ptr() != 0:
             return tensor
     except RuntimeError:  # what some versions of torch say of tensors without memory
-        raise no_memory(tensor) from None
+        if not is_awaited(tensor):
+            raise no_memory(tensor) from None
     if is_awaited(tensor):
         return with_memory(waited(tensor), is_read)
     if tensor.numel() == 0:

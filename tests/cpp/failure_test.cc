@@ -249,15 +249,16 @@ TEST_CASE("direct: no chunk is begun once a rank has taken its memory back, and 
   std::vector<float> values[2] = {std::vector<float>(kCount, 1.0f), std::vector<float>(kCount, 1.0f)};
   ClaimLine claims[2] = {};
   std::atomic<uint64_t> completed{0};
+  std::atomic<uint32_t> any_withdrawn{0};
   Team team;
   team.members = {0, 1};
   team.kernels = &kernels("auto");
   DirectJob job;
   job.reduction = {DType::kFloat32, ReduceOp::kSum, 1.0, 1.0, 2};
   job.tensors.push_back({{values[0].data(), values[1].data()}, {values[0].data(), values[1].data()}, kCount});
-  const std::unique_ptr<Algorithm> sum = direct(team, {claims, &completed}, job);
+  const std::unique_ptr<Algorithm> sum = direct(team, {claims, &completed, &any_withdrawn}, job);
   CHECK(sum->step() == Step::kProgress);
-  claims[1].withdrawn = 1;
+  claims[1].withdrawn = any_withdrawn = 1;
   const std::vector<float> before = values[1];
   CHECK(std::count(before.begin(), before.end(), 2.0f) != 0);
   CHECK(std::count(before.begin(), before.end(), 1.0f) != 0);

@@ -13,7 +13,7 @@ namespace {
 // One step is one chunk (tens of microseconds); between steps the locks and looks around cost about 0.2 us. A caller's
 // other duties (signals, timeouts, other groups) can wait for this many.
 constexpr int kStepsAtOnce = 16;
-constexpr double kWithdrawS = 1.0;  // a rank that takes its memory back waits so long for those who store into it
+constexpr double kStoresEndS = 1.0;  // a rank that takes its memory back waits so long for those who store into it
 
 // Whether GPUs work in each other's memory: on the path ipc, and on the first level of 'staged' over several hosts.
 bool maps_gpu_memory(const Entry& entry, const Hosts& hosts) {
@@ -149,7 +149,8 @@ void Executor::withdraw_memory() {
   for (uint64_t position = 0; position < kLogEntries; ++position) {
     from_.control.claims(position)[from_.rank].withdrawn.store(1, std::memory_order_seq_cst);
   }
-  const Deadline deadline = Deadline::after_s(kWithdrawS);
+  from_.control.header().any_withdrawn.store(1, std::memory_order_seq_cst);
+  const Deadline deadline = Deadline::after_s(kStoresEndS);
   for (uint64_t position = 0; position < kLogEntries; ++position) {
     for (const int r : from_.hosts.here()) {
       const std::atomic<uint32_t>& storing = from_.control.claims(position)[r].storing;

@@ -297,6 +297,7 @@ void Group::fail_as_shut_down() {
     error = std::current_exception();
   }
   submitted->pending.fail_all(error);
+  ring(*bells_.wait[static_cast<size_t>(rank_)]);
 }
 
 }  // namespace rr

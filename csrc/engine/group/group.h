@@ -56,6 +56,7 @@ class Group {
   // For a synchronous call that an exception has ended: see Waiter::withdraw().
   void withdraw(Operation& operation, Interrupt interrupt) { waiter_.withdraw(operation, interrupt); }
   bool is_under_way(const Operation& operation) const { return waiter_.is_under_way(operation); }
+  void finish_complete(Interrupt interrupt) { waiter_.finish_complete(interrupt); }
   void fail_as_interrupted(const std::string& operation, const std::string& cause) const {
     waiter_.fail_as_interrupted(operation, cause);
   }

@@ -80,6 +80,7 @@ void Submitter::announce(const OperationPtr& operation, const Request& request, 
   // The queue announces what was called before join(). A thread that waits for room here may find that another has
   // joined.
   const auto check_open = [&] {
+    parts_.context.throw_if_shut_down();  // under the lock: what is announced later, nobody would end
     if (!request.is_from_queue || joining_.has_joined() || parts_.is_removed) joining_.throw_if_closed(request.kind);
   };
   check_open();
@@ -132,6 +133,7 @@ OperationPtr Submitter::message(const TensorView& tensor, int peer, int tag, std
   (outgoing ? operation->srcs : operation->dsts).push_back(tensor);
   {
     const auto submitted = parts_.submitted.lock();
+    parts_.context.throw_if_shut_down();
     parts_.throw_if_removed();
     operation->number = submitted->calls.record_message(operation->name);
     parts_.context.deadlock_timeout().record_call();

@@ -210,6 +210,20 @@ bool Waiter::is_under_way(const Operation& operation) const {
   return requests.is_decided(operation.ticket) || requests.complete(operation.ticket);
 }
 
+void Waiter::finish_complete(Interrupt interrupt) {
+  std::vector<OperationPtr> complete;
+  {
+    const auto submitted = parts_.submitted.lock();
+    for (const auto& [request_slot, operation] : submitted->pending.logged()) {
+      if (is_under_way(*operation)) complete.push_back(operation);
+    }
+  }
+  for (const OperationPtr& operation : complete) {
+    operation->wanted.store(true, std::memory_order_relaxed);
+    wait_until_finished(*operation, -1, interrupt);
+  }
+}
+
 void Waiter::fail_as_interrupted(const std::string& operation, const std::string& cause) const {
   record_failure(parts_.control(), FatalKind::kMismatch,
                  operation + ": an exception, such as KeyboardInterrupt, ended this rank's call, and " + cause);
@@ -230,7 +244,8 @@ void Waiter::withdraw(Operation& operation, Interrupt interrupt) {
     fail("another one ended the wait for its end");
   }
   // Whoever executes the log sees the failure between two steps, and lets go.
-  while (is_pending()) {
+  const Deadline deadline = Deadline::after_s(kFinishS);
+  while (is_pending() && !deadline.passed()) {
     if (!parts_.context.is_shut_down()) parts_.context.try_progress();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

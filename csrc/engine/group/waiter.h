@@ -28,6 +28,8 @@ class Waiter {
   void fail_as_interrupted(const std::string& operation, const std::string& cause) const;
   // Whether all ranks have called it, as far as this host knows.
   bool is_under_way(const Operation& operation) const;
+  // Waits until all such operations of the log have ended. Their results and errors are for who waits for them.
+  void finish_complete(Interrupt interrupt);
   bool done(Operation& operation);
   // done(), for a caller that does not wait: gives the operation a push, and the name back once it has finished.
   bool poll(Operation& operation);

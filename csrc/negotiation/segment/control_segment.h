@@ -113,8 +113,9 @@ struct Header {
   std::atomic<uint32_t> frozen;      // several hosts: nobody unblocks until they know whether all ranks are stuck
   std::atomic<uint32_t> deadlock_timed_out;  // of the world: 1 once all ranks are found to wait for ever, which ends it
   std::atomic<int64_t> sampled_ns;           // of the world: how much time the scores speak of
-  std::atomic<int64_t> warned_ns;   // of the world: when a rank of this host last said that an operation takes long
-  std::atomic<uint64_t> warned_of;  // a hash of the ranks that it waits for
+  std::atomic<int64_t> warned_ns;       // of the world: when a rank of this host last said that an operation takes long
+  std::atomic<uint64_t> warned_of;      // a hash of the ranks that it waits for
+  std::atomic<uint32_t> any_withdrawn;  // 1 once a rank of this host has taken back memory (ClaimLine::withdrawn)
   std::atomic<uint32_t> status_changes;  // of the world: questions where ranks stand, and answers
   alignas(64) SharedLock lock;           // guards everything below, the name table, append marks, open entries
   std::atomic<uint64_t> log_tail;        // entries ever opened

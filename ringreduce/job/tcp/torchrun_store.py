@@ -16,6 +16,8 @@ from typing import Any
 from ringreduce.errors import TimeoutError, UnavailableError
 from ringreduce.job.deadline import Deadline
 
+GONE_S = 1.0
+"""How long a look waits for a text that was there a moment ago."""
 LONGEST_S = 365 * 86400.0  # for a store, which has no word for "no limit"
 
 
@@ -83,10 +85,14 @@ class ToldByStore:
     def _check(self) -> None:
         if self._read is None:
             return
-        with self._named_errors():
-            # A key can be deleted between the two calls only where all have met; get() then waits for a later rank 0's.
-            is_told_again = self._store.check([self._key]) and bytes(self._store.get(self._key)) != self._read
-        if is_told_again:
+        try:
+            if not self._store.check([self._key]):
+                return
+            self._store.set_timeout(timedelta(seconds=GONE_S))
+            text = bytes(self._store.get(self._key))
+        except RuntimeError:  # the key was deleted meanwhile: all have met. What the store says is not needed any more
+            return
+        if text != self._read:
             raise ToldAgainError
 
     @contextlib.contextmanager

@@ -18,7 +18,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
     That is before the first batch, where all ranks have built the model by then (by an Input, a call, or Keras's
     trainer for torch and JAX); the optimizer is built here if it is not yet. Otherwise it is after the first batch, as
     in Horovod, whose step is then lost on all ranks but the root. Random seeds of layers such as Dropout stay each
-    rank's own. A callback that is given to fit() again does nothing there, unless it is for another model.
+    rank's own. Each fit() with this callback begins so: what one rank has loaded in between reaches the others.
 
     Args:
         root_rank: global rank whose variables they are.
@@ -34,7 +34,6 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self.root_rank = root_rank
         self._local: list[Any] = []
         self._done = False
-        self._sent: Any = None  # the model that has been broadcast
         if local_variables is None:
             local_variables = ()
         for one in [local_variables] if training.is_variable(local_variables) else local_variables:
@@ -50,9 +49,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self._local.append(var)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._done = self.model is self._sent
-        if self._done:
-            return
+        self._done = False
         built = np.array([training.is_built(self.model)], np.int32)  # perhaps on the root alone, which has loaded it
         if ops.allreduce(built, op=ops.Min, name="ringreduce.keras.is_built")[0]:
             self._broadcast()
@@ -63,4 +60,4 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     def _broadcast(self) -> None:
         training.broadcast(self.model, self.root_rank, self._local)
-        self._done, self._sent = True, self.model
+        self._done = True

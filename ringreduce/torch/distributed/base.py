@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -26,22 +27,24 @@ class Collectives:
     _program: futures.Calls
     _rank: int
     _size: int
-    _coalesced: list[Work] | None = None
-    """The works that were made since _start_coalescing(); None outside."""
+    _coalescing: threading.local
+    """`works`: those that this thread has made since _start_coalescing(); None outside."""
 
     def _start_coalescing(self, device: torch.device) -> None:
         """What dist._coalescing_manager(device=...) begins with: works are noted, and go on as they are."""
-        self._coalesced = []
+        self._coalescing.works = []
 
     def _end_coalescing(self, device: torch.device) -> Work:
         """What it ends with: one work for those since then. torch drops those of the collectives that it has merged."""
-        works, self._coalesced = self._coalesced or [], None
+        works: list[Work] = getattr(self._coalescing, "works", None) or []
+        self._coalescing.works = None
         return self._all_of(works, [tensor for work in works for tensor in work.result()])
 
     def _noted(self, work: Work) -> Work:
         """The work; _end_coalescing() has it too."""
-        if self._coalesced is not None:
-            self._coalesced.append(work)
+        works: list[Work] | None = getattr(self._coalescing, "works", None)
+        if works is not None:
+            works.append(work)
         return work
 
     def _work(self, native: Native, result: Sequence[torch.Tensor], opts: Any = None, finish: Any = None) -> Work:

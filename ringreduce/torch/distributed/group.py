@@ -7,6 +7,7 @@ changed a method's name both names are there.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -69,6 +70,7 @@ class ProcessGroup(Reductions, DataMovement, PointToPoint, dist.ProcessGroup):  
         self._program = futures.Calls(name, self._ranks)
         self._completer = Completer(self._program)
         self._completers = {}
+        self._coalescing = threading.local()
         self._member = Membership(store, rank, size, seconds(timeout) or 0.0, f"ringreduce.torch.{name}", self._ranks)
         self._member.on_leave(self._stop)
 

@@ -20,14 +20,15 @@ def check_plain(optimizer: torch.optim.Optimizer, text: str) -> None:
 
 
 def check_memory(named: Iterable[tuple[str, torch.Tensor]], process_set: ProcessSet) -> None:
-    """Raises InvalidArgumentError for a parameter without memory of its own, whose gradient has none either.
+    """Raises InvalidArgumentError for a DTensor, whose gradient is one and has no memory of its own.
 
-    A single rank reduces nothing, and may have it.
+    A single rank reduces nothing, and may have it. Gradients of other wrappers, as of quantized weights, are plain
+    tensors, or are refused when they come.
     """
     if not process_set.included() or process_set.size() == 1:
         return
     for name, parameter in named:
-        if lacks_memory(parameter):
+        if parameter.requires_grad and hasattr(parameter, "to_local") and lacks_memory(parameter):
             raise InvalidArgumentError(
                 f"DistributedOptimizer: {name} is a {type(parameter).__name__} without memory of its own, and so will "
                 "its gradient be. Parameters that FSDP2 or DTensor shards have their gradients reduced already: use "

@@ -250,7 +250,7 @@ def test_a_picture_needs_somebody_to_compare_with(capsys: pytest.CaptureFixture[
 
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     words = ["allreduce", "-np", "2", "--sizes", "8", *QUICK, "--json"]
-    for file, reason in ((tmp_path / "no" / "rows.json", "there is no folder"), (tmp_path, "it is no regular file")):
+    for file, reason in ((tmp_path / "no" / "rows.json", "there is no folder"), (tmp_path, "it is a folder")):
         done = completed([sys.executable, "-m", "ringreduce.bench", *words, str(file)])
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.count(f"InvalidArgumentError: {file}: cannot be written: {reason}") >= 2, done.stderr
