@@ -83,9 +83,12 @@ class WithoutGil {
   std::optional<py::gil_scoped_release> released_;
 };
 
-// Whether a thread that is in Python code never calls an operation: those that feed and empty the queues of a
-// DataLoader's workers, and the one that draws a progress bar. frame: the innermost one.
+// Whether a thread that is in Python code will not call an operation next: those that feed and empty the queues of a
+// DataLoader's workers, the one that draws a progress bar, and one that waits in JAX, whose callbacks call meanwhile.
+// frame: the innermost one.
 inline bool never_calls(py::object frame) {
+  const auto innermost = frame.attr("f_code").attr("co_filename").cast<std::string>();
+  if (innermost.find("/jax/_src/") != std::string::npos) return true;
   for (; !frame.is_none(); frame = frame.attr("f_back")) {
     const auto file = frame.attr("f_code").attr("co_filename").cast<std::string>();
     for (const std::string_view known : {"/multiprocessing/queues.py", "/_utils/pin_memory.py", "/tqdm/_monitor.py"}) {
@@ -98,9 +101,10 @@ inline bool never_calls(py::object frame) {
 
 // Whether another thread than the calling one is in Python code, or has called from there: it may call an operation
 // next. Threads of a library that have no Python frame now, as idle ones of autograd, are started by one that has. A
-// thread of a framework's own is not asked to take the GIL, whose holder may wait for it; such frameworks have several.
+// framework's call is not asked to take the GIL, whose holder may wait for it: there, those that have called count.
 inline bool has_other_threads() {
-  if (!WithoutGil::is_inside() || !can_take_gil()) return true;
+  if (!WithoutGil::is_inside()) return false;
+  if (!can_take_gil()) return true;
   const py::gil_scoped_acquire gil;
   try {
     int callers = 0;
