@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 def meta() -> dict[str, Any]:
     """Facts about machine, versions, knobs and binding. Collective."""
     group = ringreduce.global_process_set.group
-    knobs = {knob.name: knob.value for knob in config.describe() if knob.origin != "default"}
+    given = [knob for knob in config.describe() if knob.origin != "default"]
+    knobs = {knob.name: knob.value for knob in given if knob.name != "RINGREDUCE_RENDEZVOUS"}  # the job's secret
     binding = allgather_json(group, "bench.binding", machine.allowed_cores())
     hosts = len(set(state.require().hosts))
     return {**machine.facts(), "knobs": knobs, "ranks": group.size, "hosts": hosts, "binding": binding}

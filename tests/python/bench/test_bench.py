@@ -64,6 +64,7 @@ def results(run_ranks: RunRanks, folder: Path, size: int, *commands: Sequence[st
 def rows_of(file: Path, size: int) -> list[dict[str, Any]]:
     document = json.loads(file.read_text())
     assert document["meta"]["ranks"] == size
+    assert "RENDEZVOUS" not in file.read_text()
     assert len(document["meta"]["binding"]) == size
     rows: list[dict[str, Any]] = document["results"]
     for row in rows:
