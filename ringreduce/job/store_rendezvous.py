@@ -278,12 +278,9 @@ class _StoreMeeting:
         return f"{STORE_KEY}/{self._name}/{part}"
 
     def _read(self, key: str, other: int) -> dict[str, Any]:
-        return self._parsed(self._get(key, other), other)
-
-    def _parsed(self, text: bytes, other: int) -> dict[str, Any]:
         """A value that another rank has written. Raises MismatchError where it is not JSON of an object."""
         try:
-            value = json.loads(text)
+            value = json.loads(self._get(key, other))
         except (ValueError, RecursionError):  # not JSON, not UTF-8, or nested without end
             value = None
         if not isinstance(value, dict):

@@ -73,10 +73,6 @@ def meet(rank: int, told: ToldByStore, folder: Path) -> Met:
         return meet_told(place, wanted, 0, told.deadline, "127.0.0.1", told.tell)
 
 
-def close(met: Met) -> None:
-    met.listener.close()
-
-
 @pytest.mark.parametrize(
     "what", ["nobody listens", "a stranger listens", "somebody listens and says nothing", "an error"]
 )
@@ -108,8 +104,8 @@ def test_what_an_earlier_rank_0_has_told_is_not_believed(
         mine = meet(0, ToldByStore(0, "rank 0", HANG_S), tmp_path)
         theirs = other.result(HANG_S)
     assert (mine.addresses, mine.key) == (theirs.addresses, theirs.key)
-    close(mine)
-    close(theirs)
+    mine.listener.close()
+    theirs.listener.close()
 
 
 def test_an_error_of_this_rank_0_is_told(store: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
