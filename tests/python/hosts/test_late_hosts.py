@@ -36,8 +36,9 @@ rr.allreduce(np.ones(3000), name="before")
 if rr.rank() == int(sys.argv[1]):
     print("late", flush=True)
     works()
-total = rr.allreduce(np.ones(3000), name="after", op=rr.Sum)
-print("sum", int(total[0]), flush=True)
+handle = rr.allreduce_async(np.ones(3000), name="after", op=rr.Sum)
+print("submitted", flush=True)
+print("sum", int(rr.synchronize(handle)[0]), flush=True)
 """
 
 
@@ -76,11 +77,14 @@ def lab_of_three_hosts() -> Iterator[Lab]:
 
 @contextmanager
 def late_job(lab: Lab, late: int) -> Iterator[list[subprocess.Popen[str]]]:
-    """Two ranks on each of three hosts. One of them is late until there is a file, and has come so far."""
+    """Two ranks on each of three hosts. One is late until there is a file; the others have submitted by then."""
     end_file(lab).unlink(missing_ok=True)
     program = [sys.executable, lab.folder / "late.py", str(late), end_file(lab)]
     with lab_job(lab, program, "abc", 2, {"RINGREDUCE_STALL_WARNING": "1.5"}) as ranks:
-        assert line_of(ranks[late]) == "late"
+        # Who is stopped before it has submitted the operation would itself be the one that is waited for.
+        assert [line_of(process) for process in ranks] == [
+            "late" if rank == late else "submitted" for rank in range(len(ranks))
+        ]
         yield ranks
 
 
