@@ -22,6 +22,7 @@ namespace rr {
 enum class Step {
   kIdle,      // nothing can be done before a peer moves
   kProgress,  // something was done
+  kIssued,    // the host has nothing more to do: kIdle, until the GPU has done what it has been told, and then kDone
   kDone,      // this rank's part is complete
 };
 
@@ -39,6 +40,9 @@ class Algorithm {
 std::unique_ptr<Algorithm> sequence(std::vector<std::unique_ptr<Algorithm>> parts);
 // The same, with the memory that they work in.
 std::unique_ptr<Algorithm> sequence(std::vector<std::unique_ptr<Algorithm>> parts, std::vector<HostScratch> memory);
+
+// Done when this rank's streams have come to all of the points.
+std::unique_ptr<Algorithm> await(StreamPoints points);
 
 // Something that this rank does by itself, in one step.
 std::unique_ptr<Algorithm> once(std::function<void()> action);

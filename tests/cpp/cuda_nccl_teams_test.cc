@@ -104,6 +104,18 @@ TEST_CASE("nccl: what NCCL reports later comes with its words, and the communica
   }
 }
 
+TEST_CASE("nccl: a call that NCCL refuses leaves the thread in no group of NCCL's") {
+  FakeNccl fake;
+  std::string text;
+  CHECK_NOTHROW(run_nccl(fake, 1, [&](NcclRank& rank) {
+    std::byte* const data = put(rank.device, numbers(DType::kFloat32, 5, 0));
+    fake.fail(0, -1, 4);
+    text = raised<InternalError>([&] { finish(*sum_of(rank, rank.everyone(), data, 5)); });
+  }));
+  CHECK(text.find("ncclAllReduce of 5 elements") != std::string::npos);
+  check_clean(fake, 1);
+}
+
 TEST_CASE("nccl: a broken connection is a lost peer, once the watch over the processes has had its time") {
   FakeNccl fake;
   std::string text;
@@ -206,7 +218,7 @@ TEST_CASE("nccl: two groups whose operations come in another order on each rank 
     for (const size_t group : rank.rank == 0 ? std::vector<size_t>{0, 1} : std::vector<size_t>{1, 0}) {
       sums.push_back(sum_in(group));
       bool is_launched = false;
-      wait_for([&] { return is_launched = is_launched || sums.back()->step() == Step::kProgress; });
+      wait_for([&] { return is_launched = is_launched || sums.back()->step() == Step::kIssued; });
     }
     for (const auto& sum : sums) finish(*sum);
     for (const size_t group : {0, 1}) {

@@ -54,6 +54,7 @@ inline void check_clean(const FakeNccl& fake, int aborted = 0) {
   const FakeNcclCounts counts = fake.counts();
   CHECK(counts.communicators == 0);
   CHECK(counts.operations == 0);
+  CHECK(counts.open_groups == 0);
   CHECK(counts.misuses == 0);
   CHECK(counts.aborted == aborted);
 }

@@ -30,6 +30,11 @@ Open& open_group() {
   return groups[std::this_thread::get_id()];
 }
 
+void count_open_groups(int change) {
+  const std::lock_guard lock(process().mutex);
+  process().counts.open_groups += change;
+}
+
 NcclResult add(ncclComm* handle, void* stream, Call call) {
   const auto comm = find(handle);
   if (comm == nullptr) return misuse("a call on a communicator that has ended");
@@ -39,6 +44,7 @@ NcclResult add(ncclComm* handle, void* stream, Call call) {
   if (open.comm != nullptr && open.comm != handle) return misuse("two communicators in a group");
   if (call.count == 0) return misuse("a call of no elements");
   if (call.peer < 0 || call.peer >= comm->size) return misuse("no such peer");
+  if (const NcclResult code = failure_of_calls(comm->rank); code != NcclResult::kSuccess) return code;
   open.comm = handle;
   open.stream = stream;
   open.calls.push_back(std::move(call));
@@ -90,7 +96,7 @@ double scalar_of(NcclType type, const void* at) {
 }  // namespace
 
 EXPORT NcclResult ncclGroupStart() {
-  ++open_group().depth;
+  if (++open_group().depth == 1) count_open_groups(1);
   return NcclResult::kSuccess;
 }
 
@@ -99,6 +105,7 @@ EXPORT NcclResult ncclGroupEnd() {
   if (open.depth == 0) return misuse("a group ends that was never started");
   if (--open.depth != 0) return NcclResult::kSuccess;
   const Open group = std::exchange(open, {});
+  count_open_groups(-1);
   if (group.comm == nullptr) return NcclResult::kSuccess;
   const auto comm = find(group.comm);
   {

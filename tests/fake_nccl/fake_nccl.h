@@ -21,13 +21,15 @@ struct FakeNcclCounts {
   int made;
   int shrunk;
   int aborted;
-  int groups;      // ncclGroupEnd with calls
-  int calls;       // in them
-  int operations;  // of ncclRedOpCreatePreMulSum that have not been destroyed
-  int misuses;     // calls that NCCL does not allow; each is also told to stderr
+  int open_groups;  // of all threads, not ended
+  int groups;       // ncclGroupEnd with calls
+  int calls;        // in them
+  int operations;   // of ncclRedOpCreatePreMulSum that have not been destroyed
+  int misuses;      // calls that NCCL does not allow; each is also told to stderr
 };
 
 void fake_nccl_hooks(const FakeNcclHooks* hooks);  // also forgets counts and failures
+// operation -1: calls in a group give it instead.
 void fake_nccl_fail(int rank, int operation, int code);
 void fake_nccl_block_abort(bool blocks);  // ncclCommAbort does not return while it does
 FakeNcclCounts fake_nccl_counts();

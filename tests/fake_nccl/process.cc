@@ -66,7 +66,16 @@ void read_failures() {
 NcclResult failure_of(int rank, int executed) {
   const std::lock_guard lock(process().mutex);
   for (const Failure& failure : process().failures) {
-    if (failure.rank == rank && executed >= failure.operation) return static_cast<NcclResult>(failure.code);
+    const bool has_come = failure.operation >= 0 && executed >= failure.operation;
+    if (failure.rank == rank && has_come) return static_cast<NcclResult>(failure.code);
+  }
+  return NcclResult::kSuccess;
+}
+
+NcclResult failure_of_calls(int rank) {
+  const std::lock_guard lock(process().mutex);
+  for (const Failure& failure : process().failures) {
+    if (failure.rank == rank && failure.operation < 0) return static_cast<NcclResult>(failure.code);
   }
   return NcclResult::kSuccess;
 }

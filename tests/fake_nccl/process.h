@@ -39,5 +39,6 @@ void enqueue(void* device, void* stream, bool (*action)(void*), void (*free)(voi
 void read_failures();
 // What a rank's communicator says once it has been asked for `executed` groups of calls.
 rr::NcclResult failure_of(int rank, int executed);
+rr::NcclResult failure_of_calls(int rank);  // what its calls in a group say
 
 }  // namespace fake_nccl

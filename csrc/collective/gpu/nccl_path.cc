@@ -44,7 +44,7 @@ class NcclPath final : public Algorithm {
     switch (state_) {
       case State::kMeet:
         communicator_ = teams_->communicator(team_);
-        if (communicator_ == nullptr) return Step::kIdle;
+        if (communicator_ == nullptr || !communicator_->settled()) return Step::kIdle;
         issue(device);
         state_ = State::kLaunch;
         [[fallthrough]];
@@ -53,7 +53,7 @@ class NcclPath final : public Algorithm {
         finish(device);
         teams_->end_preparing();
         state_ = State::kRun;
-        return Step::kProgress;
+        return Step::kIssued;
       case State::kRun:
         if (!device.passed(mark_)) {
           communicator_->settled();  // throws what has gone wrong
@@ -79,14 +79,22 @@ class NcclPath final : public Algorithm {
   enum class State { kMeet, kLaunch, kRun, kDone };
 
   void issue(Device& device) {
+    for (const std::shared_ptr<StreamPoint>& point : job_.inputs) point->precede(device.stream(teams_->work_stream()));
+    job_.inputs.clear();
     for (const NcclJob::Move& move : job_.before) {
       device.move(teams_->work_stream(), move.parts, move.dtype, move.dtype, 1.0);
     }
     const NcclLibrary& nccl = communicator_->library();
     for (const NcclCall& call : job_.calls) ops_.push_back(op(nccl, call));
     communicator_->check(nccl.GroupStart(), "ncclGroupStart");
-    for (size_t i = 0; i < job_.calls.size(); ++i)
-      enqueue(nccl, job_.calls[i], ops_[i], device.stream(teams_->work_stream()));
+    try {
+      for (size_t i = 0; i < job_.calls.size(); ++i)
+        enqueue(nccl, job_.calls[i], ops_[i], device.stream(teams_->work_stream()));
+    } catch (...) {
+      // A group is the thread's: one left open would swallow whatever the thread asks of NCCL later, torch's calls too.
+      nccl.GroupEnd();
+      throw;
+    }
     communicator_->check(nccl.GroupEnd(), "ncclGroupEnd");
   }
 

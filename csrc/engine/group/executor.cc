@@ -13,6 +13,8 @@ namespace {
 // One step is one chunk (tens of microseconds); between steps the locks and looks around cost about 0.2 us. A caller's
 // other duties (signals, timeouts, other groups) can wait for this many.
 constexpr int kStepsAtOnce = 16;
+// Entries that a GPU may be at together. A work stream has room for some 1000 launches; then the driver blocks.
+constexpr size_t kMostIssued = 32;
 constexpr double kStoresEndS = 1.0;  // a rank that takes its memory back waits so long for those who store into it
 
 // Whether GPUs work in each other's memory: on the path ipc, and on the first level of 'staged' over several hosts.
@@ -23,6 +25,24 @@ bool maps_gpu_memory(const Entry& entry, const Hosts& hosts) {
 }  // namespace
 
 bool Executor::step(bool from_engine, const HostRelay* relay) {
+  const bool has_ended = end_issued();
+  return step_entry(from_engine, relay) || has_ended;
+}
+
+// A work stream is in order, so one that is not done means that no later one is.
+bool Executor::end_issued() {
+  bool has_ended = false;
+  while (!issued_.empty() && issued_.front().algorithm->step() == Step::kDone) {
+    const Issued entry = std::move(issued_.front());
+    issued_.pop_front();
+    end_members(entry.members, entry.algorithm->failure());
+    has_ended = true;
+  }
+  if (has_ended) ring(*from_.bells[static_cast<size_t>(from_.rank)]);
+  return has_ended;
+}
+
+bool Executor::step_entry(bool from_engine, const HostRelay* relay) {
   linger_until_ns_ = INT64_MAX;
   if (retry_append_.load(std::memory_order_relaxed) ||
       from_.control.header().joined_count.load(std::memory_order_relaxed) != 0) {
@@ -32,6 +52,7 @@ bool Executor::step(bool from_engine, const HostRelay* relay) {
     Entry& entry = from_.control.entry(cursor_);
     if (entry.seq.load(std::memory_order_acquire) != cursor_ + 1) return false;
     if (relay != nullptr && !relay->has_sent(cursor_)) return false;
+    if (issued_.size() == kMostIssued) return false;
     if (entry.closed.load(std::memory_order_acquire) == 0) {
       if (!wants_bucket(from_engine)) return false;
       negotiation_.log().close(entry);
@@ -46,6 +67,11 @@ bool Executor::step(bool from_engine, const HostRelay* relay) {
         return steps != 0;
       case Step::kDone:
         if (!fail_if_memory_is_gone()) finish_entry();
+        return true;
+      case Step::kIssued:
+        for (const OperationPtr& operation : active_members_) operation->is_issued = true;
+        issued_.push_back({std::move(active_), std::move(active_members_)});
+        go_on();
         return true;
       case Step::kProgress:
         break;
@@ -86,7 +112,7 @@ bool Executor::wants_bucket(bool from_engine) {
   const auto submitted = submitted_.lock();
   for (const auto& [request_slot, operation] : submitted->pending.logged()) {
     const Ticket ticket = operation->ticket;
-    if (!negotiation_.requests().is_appended(ticket)) continue;
+    if (operation->is_issued || !negotiation_.requests().is_appended(ticket)) continue;
     wanted |= operation->wanted.load(std::memory_order_relaxed) || operation->signature.is_async == 0;
     oldest_ns = std::min(oldest_ns, operation->submitted_ns);
   }
@@ -122,6 +148,9 @@ void Executor::start_entry(Entry& entry) {
       record_start(*operation, started_ns, static_cast<uint8_t>(entry.algorithm), active_members_.size() > 1);
     }
   }
+  if (active_members_.front()->signature.place == Place::kDevice) {
+    goes_by_nccl_.store(static_cast<Algo>(entry.algorithm) == Algo::kNccl, std::memory_order_relaxed);
+  }
   active_ = planner_.plan(cursor_, active_members_, rounds_base_, active_rounds_);
   entry.rounds.store(active_rounds_ + 1, std::memory_order_release);
   if (from_.control.header().joined_count.load(std::memory_order_relaxed) != 0) negotiation_.segment().ring_waiters();
@@ -137,8 +166,11 @@ void Executor::skip_entry(Entry& entry) {
 
 bool Executor::needs(int rank) const {
   // A rank that has consumed the entry has pushed all that others will ever get from it; they may still have to pull.
-  const bool unfinished = from_.control.line(rank).cursor.load(std::memory_order_acquire) <= cursor_;
-  return active_ != nullptr && unfinished && active_->needs(rank);
+  const uint64_t cursor = from_.control.line(rank).cursor.load(std::memory_order_acquire);
+  if (active_ != nullptr && cursor <= cursor_ && active_->needs(rank)) return true;
+  // One that has told its GPU all may have left before the GPU was done, unless it has ended everything.
+  return cursor != kFinished &&
+         std::any_of(issued_.begin(), issued_.end(), [&](const Issued& entry) { return entry.algorithm->needs(rank); });
 }
 
 // The callers of this rank's pending operations may write to their memory from here on. Other ranks of this host store
@@ -164,7 +196,9 @@ void Executor::withdraw_memory() {
 
 // What the work streams have been told to do goes on in the memory of operations that have failed.
 void Executor::drop() {
-  if (active_ != nullptr) planner_.on_device().abort_nccl();
+  if (active_ != nullptr || !issued_.empty()) planner_.on_device().abort_nccl();
+  for (Issued& entry : issued_) from_.gpu.abandon(std::move(entry.algorithm), entry.members, false);
+  issued_.clear();
   if (active_ != nullptr && active_members_.front()->signature.place == Place::kDevice) {
     from_.gpu.abandon(std::move(active_), active_members_, maps_gpu_memory(from_.control.entry(cursor_), from_.hosts));
   }
@@ -192,28 +226,33 @@ bool Executor::fail_if_memory_is_gone() {
 }
 
 void Executor::finish_entry() {
-  Stats& stats = from_.stats;
   const std::string failure = active_ != nullptr ? active_->failure() : "";
   active_.reset();
-  if (!active_members_.empty()) {
-    add(stats.buckets, 1);
-    if (active_members_.size() > 1) add(stats.fused_operations, active_members_.size());
-  }
-  {
-    const auto submitted = submitted_.lock();
-    PendingOperations& pending = submitted->pending;
-    for (const OperationPtr& operation : active_members_) {
-      if (!failure.empty()) {
-        pending.fail(*operation, std::make_exception_ptr(InternalError(failure + " " + from_.where(*operation))));
-      } else if (const std::string surprise = unexpected_rows(*operation, from_.rank); !surprise.empty()) {
-        pending.fail(*operation, std::make_exception_ptr(MismatchError(surprise + " " + from_.where(*operation))));
-      } else {
-        pending.succeed(*operation);
-      }
-      pending.remove_logged(*operation);
-    }
-  }
+  end_members(active_members_, failure);
   active_members_.clear();
+  go_on();
+}
+
+void Executor::end_members(const std::vector<OperationPtr>& members, const std::string& failure) {
+  Stats& stats = from_.stats;
+  if (!members.empty()) add(stats.buckets, 1);
+  if (members.size() > 1) add(stats.fused_operations, members.size());
+  const auto submitted = submitted_.lock();
+  PendingOperations& pending = submitted->pending;
+  for (const OperationPtr& operation : members) {
+    if (!failure.empty()) {
+      pending.fail(*operation, std::make_exception_ptr(InternalError(failure + " " + from_.where(*operation))));
+    } else if (const std::string surprise = unexpected_rows(*operation, from_.rank); !surprise.empty()) {
+      pending.fail(*operation, std::make_exception_ptr(MismatchError(surprise + " " + from_.where(*operation))));
+    } else {
+      pending.succeed(*operation);
+    }
+    pending.remove_logged(*operation);
+  }
+}
+
+// To the next entry.
+void Executor::go_on() {
   rounds_base_ += active_rounds_;
   from_.control.line(from_.rank).cursor.store(++cursor_, std::memory_order_release);
   // A rank may wait for this one to make room in a log that was full.
