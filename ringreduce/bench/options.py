@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,13 +59,14 @@ def parse(argv: Sequence[str]) -> Options:
     args = _parser().parse_args(argv)
     vs = tuple(name.strip() for name in args.vs.split(",")) if args.vs is not None else ()
     _refuse_unused(args)
+    _refuse_one_file_twice(args)
     hosts, ranks = hosts_and_ranks(args, "ringreduce bench")
     sizes = _sizes(args)
     level = args.level or "c"
     return Options(
         collective=args.collective,
         ranks=ranks,
-        sizes=tuple(sizes) if args.collective != "barrier" else (0,),
+        sizes=tuple(sizes),
         dtype=args.dtype,
         op=args.op,
         buffers=args.buffers or ("both" if vs else "private"),
@@ -110,11 +112,26 @@ def _refuse_unused(args: argparse.Namespace) -> None:
         )
 
 
+def _refuse_one_file_twice(args: argparse.Namespace) -> None:
+    """Raises InvalidArgumentError where one output would replace another."""
+    taken: dict[str, str] = {}
+    for option, path in (("--json", args.json), ("--plot", args.plot), ("--html", args.html)):
+        if path is None:
+            continue
+        earlier = taken.setdefault(os.path.realpath(path), option)
+        if earlier != option:
+            raise InvalidArgumentError(f"ringreduce bench: {earlier} and {option} both name {path}; give two files")
+
+
 def _sizes(args: argparse.Namespace) -> list[int]:
-    """Those of -b, -e and -f, else those of --sizes."""
+    """Those of -b, -e and -f, else those of --sizes; 0 for a barrier, which carries nothing."""
     given = [
         option for option, value in (("-b", args.begin), ("-e", args.end), ("-f", args.factor)) if value is not None
     ]
+    if args.collective == "barrier":
+        if given or args.sizes is not None:
+            raise InvalidArgumentError(f"ringreduce bench: a barrier has no size: leave out {(*given, '--sizes')[0]}")
+        return [0]
     if not given:
         return [nbytes(text) for text in (DEFAULT_SIZES if args.sizes is None else args.sizes).split(",")]
     if args.sizes is not None:

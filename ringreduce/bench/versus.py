@@ -23,6 +23,8 @@ from ringreduce.bench.oracle import DTYPES
 from ringreduce.bench.peers.cell import Cell, Outcome, Peer
 from ringreduce.bench.peers.cell import run as run_cell
 from ringreduce.bench.peers.ours import Ours
+from ringreduce.errors import InvalidArgumentError
+from ringreduce.job import environment
 from ringreduce.launch.host_options import hosts_text
 from ringreduce.timeline.whole_file import check_writable
 
@@ -36,10 +38,17 @@ def run(options: Options) -> int:
     """Runs the comparison. Returns 0, or 1 when anybody's result was wrong or ours did not come.
 
     Raises:
-        InvalidArgumentError: an unknown peer.
+        InvalidArgumentError: an unknown peer; a process that is a rank of a job, because each competitor has a job of
+            its own and every rank of this one would start them all.
         InvalidArgumentError: also a file that cannot be written, said before anything is measured.
         UnavailableError: --plot or --html without matplotlib, likewise.
     """
+    place = environment.detect(network=True)
+    if place.source != "single":
+        raise InvalidArgumentError(
+            f"ringreduce bench --vs starts jobs of its own: call it outside of this job of {place.size} ranks "
+            f"({place.source}), with -np"
+        )
     report.check(options.json)
     if options.plot is not None:
         drawing.check_picture("ringreduce bench --plot", options.plot)

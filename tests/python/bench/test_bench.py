@@ -93,7 +93,8 @@ def test_allreduce_gives_the_schema_and_no_wrong_element(run_ranks: RunRanks, tm
 
 @pytest.mark.parametrize("level", ["c", "python"])
 def test_every_collective_is_right_on_three_ranks(run_ranks: RunRanks, tmp_path: Path, level: str) -> None:
-    commands = [[name, "--sizes", "8,100K", "--level", level] for name in COLLECTIVES]
+    sizes = {name: [] if name == "barrier" else ["--sizes", "8,100K"] for name in COLLECTIVES}
+    commands = [[name, *sizes[name], "--level", level] for name in COLLECTIVES]
     for name, rows in zip(COLLECTIVES, results(run_ranks, tmp_path, 3, *commands), strict=True):
         assert [row["wrong"] for row in rows] == [0] if name == "barrier" else [0, 0]
         factor = {"allreduce": 4 / 3, "broadcast": 1, "barrier": 0}.get(name, 2 / 3)
@@ -217,12 +218,20 @@ def test_a_range_of_sizes_needs_no_smallest_but_a_largest_one() -> None:
         (["--html", ""], "--html is for a comparison"),
         (["--vs", "gloo", "--level", "c"], "leave out --level with --vs"),
         (["--vs", "gloo", "--no-limit"], "leave out --limit and --no-limit with --vs"),
+        (["--vs", "gloo", "--plot", "a.svg", "--html", "./a.svg"], "--plot and --html both name ./a.svg"),
         (["-H", "localhost:2", "-p", "22"], "--ssh-port is for other hosts, and this is the only one"),
     ],
 )
 def test_an_option_that_would_be_ignored_is_refused(words: list[str], said: str) -> None:
     with pytest.raises(InvalidArgumentError, match=re.escape(said)):
         parse(["allreduce", *words])
+
+
+def test_a_barrier_has_no_size() -> None:
+    assert parse(["barrier"]).sizes == (0,)
+    for words, option in ((["--sizes", "8"], "--sizes"), (["-b", "8"], "-b")):
+        with pytest.raises(InvalidArgumentError, match=f"a barrier has no size: leave out {option}$"):
+            parse(["barrier", *words])
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,17 @@ def test_the_document_the_picture_and_the_report(monkeypatch: pytest.MonkeyPatch
     assert json.loads(data) == found
 
 
+def test_a_rank_of_a_job_starts_no_comparison(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("RANK", "1"), ("SIZE", "3"), ("LOCAL_RANK", "1"), ("LOCAL_SIZE", "3")):
+        monkeypatch.setenv(f"RINGREDUCE_{name}", value)
+    assert compare(monkeypatch, [says(5.0)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "call it outside of this job of 3 ranks (ringrun), with -np" in said.err
+
+
 @pytest.mark.parametrize("option", ["--json", "--html", "--plot"])
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, option: str
