@@ -30,6 +30,9 @@ void compute_later(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDo
   } catch (const KernelError& error) {
     fail(context, error.code, error.what());
     tf.TF_RunAsyncOpKernelDoneCallback(done);
+  } catch (const std::exception& error) {  // no memory
+    fail(context, TF_UNKNOWN, error.what());
+    tf.TF_RunAsyncOpKernelDoneCallback(done);
   }
 }
 

@@ -19,13 +19,18 @@ Node node_of(TF_OpKernelConstruction* construction, unsigned attrs);
 
 template <unsigned kAttrs>
 void* create(TF_OpKernelConstruction* construction) {
+  const auto refuse = [construction](TF_Code code, const char* text) {
+    const Checked status;
+    tf.TF_SetStatus(status, code, text);
+    tf.TF_OpKernelConstruction_Failure(construction, status);
+    return nullptr;
+  };
   try {
     return std::make_unique<Node>(node_of(construction, kAttrs)).release();
   } catch (const KernelError& error) {
-    const Checked status;
-    tf.TF_SetStatus(status, error.code, error.what());
-    tf.TF_OpKernelConstruction_Failure(construction, status);
-    return nullptr;
+    return refuse(error.code, error.what());
+  } catch (const std::exception& error) {  // no memory
+    return refuse(TF_UNKNOWN, error.what());
   }
 }
 

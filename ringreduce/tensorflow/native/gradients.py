@@ -48,7 +48,8 @@ def _of_allgather(op: Any, *grads: Any) -> list[Any]:
     averaged = _reduced(grads[:-1], Average, _set(op))
     rank = ask(operators.ringreduce_rank, process_set_id=_set(op))
     own = []
-    for grad, counts, tensor in zip(averaged, tf.unstack(op.outputs[-1]), op.inputs[:-1], strict=True):
+    all_counts = tf.cast(op.outputs[-1], tf.int64)  # together they may be more rows than int32 has numbers
+    for grad, counts, tensor in zip(averaged, tf.unstack(all_counts), op.inputs[:-1], strict=True):
         start = tf.reduce_sum(counts[:rank])
         rows = None if grad is None else grad[start : start + counts[rank]]
         own.append(None if rows is None else tf.ensure_shape(rows, tensor.shape))
