@@ -49,7 +49,7 @@ class Collectives:
 
     def _work(self, native: Native, result: Sequence[torch.Tensor], opts: Any = None, finish: Any = None) -> Work:
         """The work of an operation that was submitted just now."""
-        return self._noted(Work(native, result, finish, self._completer, _limit_s(opts)))
+        return self._noted(Work(native, result, finish, self._completer, _limit_s(opts), not is_async(opts)))
 
     def _name_of_call(self) -> str | None:
         """The name of a collective of the core, for which it is called once, by every rank of the group."""
@@ -64,7 +64,10 @@ class Collectives:
 
     def _all_of(self, works: Sequence[Work], result: Sequence[torch.Tensor]) -> Work:
         """One work for several that were submitted one after the other."""
-        return works[0] if len(works) == 1 else Work(Several(works), result, None, self._completer)
+        if len(works) == 1:
+            return works[0]
+        is_sync = all(work.is_sync for work in works)
+        return Work(Several(works), result, None, self._completer, is_sync=is_sync)
 
     def _check_root(self, root: int, what: str) -> int:
         if not 0 <= root < self._size:

@@ -101,6 +101,9 @@ class Work(dist.Work):
         finish: moves the result to where the caller wants it; called once, before wait() returns.
         completer: for futures.
         limit_s: how long wait() waits when it is not told; None = until the operation ends or its group fails.
+        is_sync: torch waits at once, and nobody gets this work. When an exception ends that wait, such as
+            KeyboardInterrupt, the caller goes on with the tensors, so nothing reads or writes them from there on:
+            Handle.wait_or_withdraw() says what becomes of the operation.
     """
 
     def __init__(
@@ -110,6 +113,7 @@ class Work(dist.Work):
         finish: Callable[[Any], None] | None = None,
         completer: Completer | None = None,
         limit_s: float | None = None,
+        is_sync: bool = False,
     ) -> None:
         super().__init__()
         self._native = native
@@ -117,6 +121,7 @@ class Work(dist.Work):
         self._finish = finish
         self._completer = completer
         self._limit_s = limit_s
+        self.is_sync = is_sync
         self._lock = threading.Lock()
         self._ended = native is None
         self._error: Exception | None = None
@@ -135,12 +140,22 @@ class Work(dist.Work):
             HorovodInternalError: the operation failed (MismatchError, PeerLostError, TimeoutError of the group, ...).
         """
         if not self._ended:
-            self._end(seconds(timeout) or self._limit_s)
+            try:
+                self._end(seconds(timeout) or self._limit_s)
+            except BaseException:
+                if self.is_sync:
+                    self.withdraw()
+                raise
         if self._event is not None:  # another thread may have made it, on its stream
             torch.cuda.current_stream(self._result[0].device).wait_event(self._event)
         if self._error is not None:
             raise self._error
         return True
+
+    def withdraw(self) -> None:
+        """Has the core leave the tensors alone from here on; no effect on what has ended."""
+        if self._native is not None and not self._ended:
+            self._native.withdraw()
 
     def is_completed(self) -> bool:
         """True once wait() would not block, also when the operation failed."""
@@ -174,7 +189,7 @@ class Work(dist.Work):
 
     def then(self, finish: Callable[[], None], result: Sequence[torch.Tensor]) -> Work:
         """A work with another result, which `finish` makes once this one has succeeded."""
-        return Work(Several([self]), result, lambda _: finish(), self._completer)
+        return Work(Several([self]), result, lambda _: finish(), self._completer, is_sync=self.is_sync)
 
     def get_future(self) -> torch.futures.Future[Any]:
         """A future of result(), completed when the operation has finished, or has its error."""
@@ -282,6 +297,11 @@ class Several:
                 work.wait(NO_LIMIT if left_s is None else timedelta(seconds=left_s))
             else:
                 work.wait(left_s)
+
+    def withdraw(self) -> None:
+        """Withdraws those that have not ended."""
+        for work in self._works:
+            work.withdraw()
 
     def done(self) -> bool:
         """True once wait() would not block."""
