@@ -41,9 +41,6 @@ std::unique_ptr<Algorithm> sequence(std::vector<std::unique_ptr<Algorithm>> part
 // The same, with the memory that they work in.
 std::unique_ptr<Algorithm> sequence(std::vector<std::unique_ptr<Algorithm>> parts, std::vector<HostScratch> memory);
 
-// Done when this rank's streams have come to all of the points.
-std::unique_ptr<Algorithm> await(StreamPoints points);
-
 // Something that this rank does by itself, in one step.
 std::unique_ptr<Algorithm> once(std::function<void()> action);
 

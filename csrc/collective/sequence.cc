@@ -26,14 +26,6 @@ class Sequence final : public Algorithm {
     return false;
   }
 
-  std::string failure() const override {
-    std::string first;
-    for (const auto& part : parts_) {
-      if (first.empty()) first = part->failure();
-    }
-    return first;
-  }
-
  private:
   std::vector<HostScratch> memory_;
   std::vector<std::unique_ptr<Algorithm>> parts_;
@@ -55,24 +47,7 @@ class Once final : public Algorithm {
   std::function<void()> action_;
 };
 
-class Await final : public Algorithm {
- public:
-  explicit Await(StreamPoints points) : points_(std::move(points)) {}
-
-  Step step() override {
-    while (!points_.empty() && points_.back()->passed()) points_.pop_back();
-    return points_.empty() ? Step::kDone : Step::kIdle;
-  }
-
-  bool needs(int) const override { return false; }
-
- private:
-  StreamPoints points_;
-};
-
 }  // namespace
-
-std::unique_ptr<Algorithm> await(StreamPoints points) { return std::make_unique<Await>(std::move(points)); }
 
 std::unique_ptr<Algorithm> once(std::function<void()> action) { return std::make_unique<Once>(std::move(action)); }
 

@@ -38,11 +38,7 @@ class StreamPoint {
   StreamPoint(const StreamPoint&) = delete;
   StreamPoint& operator=(const StreamPoint&) = delete;
   virtual bool passed() = 0;  // whether the stream has done all of it; does not wait
-  // What is put on that stream from now on begins once the point has passed.
-  virtual void precede(Stream stream) = 0;
 };
-
-using StreamPoints = std::vector<std::shared_ptr<StreamPoint>>;
 
 struct DeviceId {
   std::array<uint8_t, 16> uuid{};

@@ -87,7 +87,6 @@ struct Request {
   const std::string* name = nullptr;
   bool is_async = false;
   bool is_from_queue = false;  // submitted by the queue's thread for a caller of its own (device_queue.h)
-  StreamPoints inputs;         // of streams that still work on the tensors
   std::shared_ptr<void> keep;  // whatever owns the tensors
 };
 
@@ -121,7 +120,6 @@ struct Operation {
   size_t output_nbytes = 0;
   std::vector<uint64_t> counts;  // first dimensions by rank
 
-  StreamPoints inputs;     // as in Request, until the operation begins
   bool is_issued = false;  // the GPU has been told to do it; the executor's
 
   // On a GPU: inputs and outputs, if other processes could map them.
@@ -132,16 +130,6 @@ struct Operation {
 };
 
 using OperationPtr = std::shared_ptr<Operation>;
-
-// What the members' tensors wait for.
-inline StreamPoints take_inputs(const std::vector<OperationPtr>& members) {
-  StreamPoints inputs;
-  for (const OperationPtr& member : members) {
-    inputs.insert(inputs.end(), member->inputs.begin(), member->inputs.end());
-    member->inputs.clear();
-  }
-  return inputs;
-}
 
 // "allreduce 'loss' #12"
 inline std::string called(Kind kind, const std::string& name, uint64_t number) {

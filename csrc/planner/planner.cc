@@ -33,17 +33,6 @@ Team Planner::team_for(const RankMask& participants, uint64_t first_round) {
 
 std::unique_ptr<Algorithm> Planner::plan(uint64_t position, const std::vector<OperationPtr>& members,
                                          uint64_t first_round, size_t& rounds) {
-  std::unique_ptr<Algorithm> algorithm = algorithm_of(position, members, first_round, rounds);
-  StreamPoints inputs = take_inputs(members);  // none are left where the GPU itself awaits them
-  if (inputs.empty()) return algorithm;
-  std::vector<std::unique_ptr<Algorithm>> parts;
-  parts.push_back(await(std::move(inputs)));
-  parts.push_back(std::move(algorithm));
-  return sequence(std::move(parts));
-}
-
-std::unique_ptr<Algorithm> Planner::algorithm_of(uint64_t position, const std::vector<OperationPtr>& members,
-                                                 uint64_t first_round, size_t& rounds) {
   const Entry& entry = from_.control.entry(position);
   const Algo algo = static_cast<Algo>(entry.algorithm);
   Team team = team_for(entry.participants, first_round);

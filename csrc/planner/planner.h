@@ -25,8 +25,6 @@ class Planner {
   const DevicePlanner& on_device() const { return on_device_; }
 
  private:
-  std::unique_ptr<Algorithm> algorithm_of(uint64_t position, const std::vector<OperationPtr>& members,
-                                          uint64_t first_round, size_t& rounds);
   Team team_for(const RankMask& participants, uint64_t first_round);
   bool are_foldable(const std::vector<OperationPtr>& members) const;
   std::unique_ptr<Algorithm> allreduce(uint64_t position, const std::vector<OperationPtr>& members, Team team,

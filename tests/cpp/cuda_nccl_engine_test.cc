@@ -1,6 +1,5 @@
 // Operations of groups by the NCCL path, on a fake NCCL and fake GPUs.
 #include "doctest/doctest.h"
-#include "engine/gpu/device_queue.h"
 #include "fake_gpu_ranks.h"
 #include "nccl_checks.h"
 
@@ -189,70 +188,6 @@ TEST_CASE("nccl: an operation is issued while the GPU is still at the one before
   };
   CHECK_NOTHROW(run_ranks(size, on_gpu(manual, body)));
   check_clean(fake);
-}
-
-TEST_CASE("nccl: a call is issued while its stream still works on the tensor, which the GPU awaits by itself") {
-  FakeNccl fake;
-  const Environment environment = by_nccl();
-  const int size = 2;
-  const size_t count = 3000;
-  const Stream stream = reinterpret_cast<Stream>(static_cast<uintptr_t>(0x20));
-  std::atomic<bool> may_go_on{false};
-  CHECK_NOTHROW(run_ranks(
-      size, on_gpu(own_gpus(6), [&](GpuRank& rank) {
-        DeviceQueue& queue = rank.rank.context.gpu().queue();
-        const auto tensor = std::make_shared<GpuTensor>(rank.gpu, DType::kFloat32, std::vector<uint64_t>{count});
-        const auto submit = [&] {
-          Request request = request_of(Kind::kAllreduce);
-          request.srcs = request.dsts = {tensor->view()};
-          request.is_async = true;
-          request.keep = tensor;
-          return queue.submit(rank.world, request, {stream});
-        };
-        // The path of the first one is not known before.
-        queue.wait(*submit(), -1, nullptr);
-        const int calls = fake.counts().calls;
-        rank.gpu.enqueue(stream, [&] { return may_go_on.load(); });
-        rank.gpu.run(stream, [&] { tensor->set(numbers(DType::kFloat32, count, rank.rank.rank)); });
-        const DeviceOperationPtr operation = submit();
-        if (rank.rank.rank == 0) {
-          wait_for([&] { return fake.counts().calls == calls + size; });
-          expect(!queue.done(*operation), "it waits for its stream");
-          may_go_on = true;
-        }
-        queue.wait(*operation, -1, nullptr);
-        expect(tensor->get() == sum(DType::kFloat32, count, {0, 1}, size), "the sum of what the streams have written");
-      })));
-  check_clean(fake);
-}
-
-TEST_CASE("an operation that is submitted early awaits its streams on every path") {
-  for (const std::string path : {"ipc", "staged"}) {
-    CAPTURE(path);
-    const Environment environment = {{"RINGREDUCE_GPU_PATH", path}};
-    const int size = 2;
-    const size_t count = 3000;
-    const Stream stream = reinterpret_cast<Stream>(static_cast<uintptr_t>(0x20));
-    std::atomic<bool> may_go_on{false};
-    CHECK_NOTHROW(run_ranks(size, on_gpu(shared_gpu(7), [&](GpuRank& rank) {
-                              const GpuTensor tensor(rank.gpu, DType::kFloat32, std::vector<uint64_t>{count});
-                              rank.gpu.enqueue(stream, [&] { return may_go_on.load(); });
-                              rank.gpu.run(stream, [&] {
-                                const Bytes bytes = numbers(DType::kFloat32, count, rank.rank.rank);
-                                std::memcpy(FakeDevice::host(tensor.view().data), bytes.data(), bytes.size());
-                              });
-                              Request request = request_of(Kind::kAllreduce);
-                              request.srcs = request.dsts = {tensor.view()};
-                              request.inputs.push_back(rank.gpu.record(stream));
-                              const OperationPtr operation = rank.world.submit(request, nullptr);
-                              // Whoever executes it finds its stream at work.
-                              for (int i = 0; i < 1000; ++i) rank.rank.context.try_progress();
-                              may_go_on = true;
-                              rank.world.wait(*operation, -1, nullptr);
-                              expect(tensor.get() == sum(DType::kFloat32, count, {0, 1}, size),
-                                     "the sum of what the streams have written");
-                            })));
-  }
 }
 
 TEST_CASE("nccl: a rank that leaves while it is needed, a timeout, and an error that NCCL reports") {

@@ -59,19 +59,15 @@ std::string FakeDevice::name() const { return name_of(options_.ordinal); }
 
 class FakeDevice::Point final : public StreamPoint {
  public:
-  Point(FakeDevice& device, std::shared_ptr<std::atomic<bool>> is_reached)
+  Point(const FakeDevice& device, std::shared_ptr<std::atomic<bool>> is_reached)
       : device_(device), is_reached_(std::move(is_reached)) {}
   bool passed() override {
     device_.check();
     return is_reached_->load();
   }
-  void precede(Stream stream) override {
-    device_.check();
-    device_.enqueue(stream, [is_reached = is_reached_] { return is_reached->load(); });
-  }
 
  private:
-  FakeDevice& device_;
+  const FakeDevice& device_;
   const std::shared_ptr<std::atomic<bool>> is_reached_;
 };
 

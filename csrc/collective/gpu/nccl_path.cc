@@ -43,6 +43,8 @@ class NcclPath final : public Algorithm {
     const auto current = device.make_current();
     switch (state_) {
       case State::kMeet:
+        // A communicator is made from another one only while that has nothing under way.
+        if (!teams_->has(team_) && !teams_->is_alone()) return Step::kIdle;
         communicator_ = teams_->communicator(team_);
         if (communicator_ == nullptr || !communicator_->settled()) return Step::kIdle;
         issue(device);
@@ -79,8 +81,6 @@ class NcclPath final : public Algorithm {
   enum class State { kMeet, kLaunch, kRun, kDone };
 
   void issue(Device& device) {
-    for (const std::shared_ptr<StreamPoint>& point : job_.inputs) point->precede(device.stream(teams_->work_stream()));
-    job_.inputs.clear();
     for (const NcclJob::Move& move : job_.before) {
       device.move(teams_->work_stream(), move.parts, move.dtype, move.dtype, 1.0);
     }

@@ -34,7 +34,6 @@ struct NcclJob {
   std::vector<NcclCall> calls;
   std::vector<Move> after;
   std::shared_ptr<std::byte> scratch;  // where packed tensors lie meanwhile
-  StreamPoints inputs;                 // that come before all of it
 };
 
 using Scratch = std::function<std::shared_ptr<std::byte>(size_t nbytes)>;

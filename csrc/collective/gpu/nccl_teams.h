@@ -25,7 +25,8 @@ class NcclTeams {
   // The team's communicator, null while it is being made. Collective: every member calls it, again and again, as part
   // of the same entry of the log, until it is there. The unique id travels over the team's links.
   NcclCommunicator* communicator(const Team& team);
-  // For one operation at a time.
+  bool has(const Team& team) const { return entries_.count(team.members) != 0; }
+  // Shared by all operations, which go one after the other in the work stream.
   std::shared_ptr<std::byte> scratch(size_t nbytes) { return scratch_.get(nbytes); }
   // An operation that was under way has no end: kernels of NCCL's may wait for a rank that is dead. Ends them all.
   void abort();
@@ -35,6 +36,7 @@ class NcclTeams {
   bool must_poll() const { return preparing_.load(std::memory_order_relaxed) != 0; }
   // Whether an operation is under way.
   bool is_at_work() const { return operations_.load(std::memory_order_relaxed) != 0; }
+  bool is_alone() const { return operations_.load(std::memory_order_relaxed) == 1; }  // asked by an operation
   void begin() { operations_.fetch_add(1, std::memory_order_relaxed); }
   void end() { operations_.fetch_sub(1, std::memory_order_relaxed); }
   void begin_preparing() { preparing_.fetch_add(1, std::memory_order_relaxed); }

@@ -2,8 +2,7 @@
 //
 // submit() records what has been put on the caller's streams and returns. Once the streams have done that, the queue's
 // thread submits the operation to the group, where it is a named one like any other, and executes the log until it is
-// done. Where the group takes_inputs() the thread submits it at once, and the GPU waits for the streams. wait() blocks
-// the calling thread until the operation is done, so whatever it puts on any stream afterwards sees the result. No
+// done. wait() blocks the calling thread until then, so whatever it puts on any stream afterwards sees the result. No
 // stream ever waits for the host: on an H200 (driver 580, 2026-11) a stream that did so kept every other call of the
 // process waiting in the driver, those of the queue's thread too.
 //
@@ -129,7 +128,6 @@ class DeviceQueue {
   void run();
   bool take_submitted();
   bool start_reached();
-  static void give_inputs(DeviceOperation& operation);
   std::exception_ptr end_of(const DeviceOperation& operation, bool is_reached) const;
   bool start_ready();
   bool advance();

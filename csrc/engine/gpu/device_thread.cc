@@ -73,9 +73,6 @@ bool DeviceQueue::start_reached() {
     DeviceOperation& operation = **it;
     bool is_reached = true;
     std::exception_ptr error;
-    if (operation.task == DeviceTask::kCollective && operation.group->takes_inputs(operation.request)) {
-      give_inputs(operation);
-    }
     for (size_t i = 0; i < operation.streams.size() && error == nullptr; ++i) {
       if (operation.after[i] == nullptr) continue;
       const Stream stream = operation.streams[i];
@@ -110,13 +107,6 @@ bool DeviceQueue::start_reached() {
     }
   }
   return moved;
-}
-
-// The GPU itself awaits the streams.
-void DeviceQueue::give_inputs(DeviceOperation& operation) {
-  for (std::unique_ptr<StreamPoint>& point : operation.after) {
-    if (point != nullptr) operation.request.inputs.push_back(std::move(point));
-  }
 }
 
 // What ends an operation that has not been announced: nothing of ours works on its memory yet. Null: nothing does. Its

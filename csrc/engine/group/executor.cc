@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/errors.h"
+#include "negotiation/segment/failure.h"
 #include "operations/recording.h"
 #include "planner/exchange_plan.h"
 
@@ -33,12 +34,15 @@ bool Executor::step(bool from_engine, const HostRelay* relay) {
 bool Executor::end_issued() {
   bool has_ended = false;
   while (!issued_.empty() && issued_.front().algorithm->step() == Step::kDone) {
+    // NCCL's kernels let go, without the sum, where a rank has aborted: one that fails or leaves says so before.
+    if (has_failed(from_.control)) break;
+    if (fail_if_somebody_is_gone(issued_.front().position, *issued_.front().members.front(), false)) break;
     const Issued entry = std::move(issued_.front());
     issued_.pop_front();
     end_members(entry.members, entry.algorithm->failure());
     has_ended = true;
   }
-  if (has_ended) ring(*from_.bells[static_cast<size_t>(from_.rank)]);
+  if (has_ended) publish_ended();
   return has_ended;
 }
 
@@ -70,7 +74,8 @@ bool Executor::step_entry(bool from_engine, const HostRelay* relay) {
         return true;
       case Step::kIssued:
         for (const OperationPtr& operation : active_members_) operation->is_issued = true;
-        issued_.push_back({std::move(active_), std::move(active_members_)});
+        issued_.push_back({cursor_, std::move(active_), std::move(active_members_)});
+        active_members_.clear();
         go_on();
         return true;
       case Step::kProgress:
@@ -148,9 +153,6 @@ void Executor::start_entry(Entry& entry) {
       record_start(*operation, started_ns, static_cast<uint8_t>(entry.algorithm), active_members_.size() > 1);
     }
   }
-  if (active_members_.front()->signature.place == Place::kDevice) {
-    goes_by_nccl_.store(static_cast<Algo>(entry.algorithm) == Algo::kNccl, std::memory_order_relaxed);
-  }
   active_ = planner_.plan(cursor_, active_members_, rounds_base_, active_rounds_);
   entry.rounds.store(active_rounds_ + 1, std::memory_order_release);
   if (from_.control.header().joined_count.load(std::memory_order_relaxed) != 0) negotiation_.segment().ring_waiters();
@@ -166,11 +168,10 @@ void Executor::skip_entry(Entry& entry) {
 
 bool Executor::needs(int rank) const {
   // A rank that has consumed the entry has pushed all that others will ever get from it; they may still have to pull.
-  const uint64_t cursor = from_.control.line(rank).cursor.load(std::memory_order_acquire);
-  if (active_ != nullptr && cursor <= cursor_ && active_->needs(rank)) return true;
-  // One that has told its GPU all may have left before the GPU was done, unless it has ended everything.
-  return cursor != kFinished &&
-         std::any_of(issued_.begin(), issued_.end(), [&](const Issued& entry) { return entry.algorithm->needs(rank); });
+  const uint64_t ended = from_.control.line(rank).cursor.load(std::memory_order_acquire);
+  if (active_ != nullptr && ended <= cursor_ && active_->needs(rank)) return true;
+  return std::any_of(issued_.begin(), issued_.end(),
+                     [&](const Issued& entry) { return ended <= entry.position && entry.algorithm->needs(rank); });
 }
 
 // The callers of this rank's pending operations may write to their memory from here on. Other ranks of this host store
@@ -212,14 +213,20 @@ void Executor::drop() {
 bool Executor::fail_if_memory_is_gone() {
   const Entry& entry = from_.control.entry(cursor_);
   if (static_cast<Algo>(entry.algorithm) != Algo::kDirect && !maps_gpu_memory(entry, from_.hosts)) return false;
+  return fail_if_somebody_is_gone(cursor_, *active_members_.front(), true);
+}
+
+// Whether a rank that takes part in an entry has left without having seen its end. only_here: of this host.
+bool Executor::fail_if_somebody_is_gone(uint64_t position, const Operation& needing, bool only_here) const {
   std::atomic_thread_fence(std::memory_order_acquire);  // look after reading
   for (int r = 0; r < from_.size(); ++r) {
-    if (r == from_.rank || !entry.participants.test(r) || !from_.hosts.is_here(r)) continue;
+    if (r == from_.rank || !from_.control.entry(position).participants.test(r)) continue;
+    if (only_here && !from_.hosts.is_here(r)) continue;
     const RankLine& line = from_.control.line(r);
     if (!has_left(line)) continue;
-    if (line.cursor.load(std::memory_order_acquire) > cursor_) continue;
+    if (line.cursor.load(std::memory_order_acquire) > position) continue;
     const auto submitted = submitted_.lock();
-    members_.fail_because_left(r, active_members_.front().get());
+    members_.fail_because_left(r, &needing);
     return true;
   }
   return false;
@@ -254,9 +261,16 @@ void Executor::end_members(const std::vector<OperationPtr>& members, const std::
 // To the next entry.
 void Executor::go_on() {
   rounds_base_ += active_rounds_;
-  from_.control.line(from_.rank).cursor.store(++cursor_, std::memory_order_release);
+  ++cursor_;
+  publish_ended();
+}
+
+// All entries before the first that the GPU is still at have ended here, and may be written anew.
+void Executor::publish_ended() {
+  const uint64_t ended = issued_.empty() ? cursor_ : issued_.front().position;
+  from_.control.line(from_.rank).cursor.store(ended, std::memory_order_release);
   // A rank may wait for this one to make room in a log that was full.
-  if (from_.control.header().log_tail.load(std::memory_order_relaxed) >= cursor_ - 1 + kLogEntries)
+  if (from_.control.header().log_tail.load(std::memory_order_relaxed) + 1 >= ended + kLogEntries)
     negotiation_.segment().ring_waiters();
   // Threads of this rank may sleep on what has just finished.
   ring(*from_.bells[static_cast<size_t>(from_.rank)]);

@@ -30,9 +30,6 @@ class Executor {
   // Does what can be done now, up to a few chunks; true when something moved. from_engine: nobody waits. relay: of a
   // leader, whose entries begin when the other hosts have been told of them; null: no leader of several hosts.
   bool step(bool from_engine, const HostRelay* relay);
-  // Whether entries on GPU memory go by NCCL, as far as the last one tells: then the GPU itself awaits the streams that
-  // work on the tensors. Any thread.
-  bool goes_by_nccl() const { return goes_by_nccl_.load(std::memory_order_relaxed); }
   bool deliver_messages();  // true when bytes moved
   // A complete operation has found the log full, or has become complete without this rank: step() appends it.
   void retry_append() { retry_append_.store(true); }
@@ -51,22 +48,24 @@ class Executor {
  private:
   // An entry that the GPU is at, after the host has told it all. The next one need not wait for it.
   struct Issued {
+    uint64_t position = 0;
     std::unique_ptr<Algorithm> algorithm;
     std::vector<OperationPtr> members;
   };
 
   bool step_entry(bool from_engine, const HostRelay* relay);
   bool end_issued();
-  void abandon(Issued entry, bool to_the_end);
   void append_complete();
   bool wants_bucket(bool from_engine);
   void start_entry(Entry& entry);
   void withdraw_memory();
   void skip_entry(Entry& entry);
   bool fail_if_memory_is_gone();
+  bool fail_if_somebody_is_gone(uint64_t position, const Operation& needing, bool only_here) const;
   void finish_entry();
   void end_members(const std::vector<OperationPtr>& members, const std::string& failure);
   void go_on();
+  void publish_ended();
 
   const Resources& from_;
   Negotiation& negotiation_;
@@ -77,7 +76,6 @@ class Executor {
   std::unique_ptr<Algorithm> active_;
   std::vector<OperationPtr> active_members_;
   std::deque<Issued> issued_;  // in the order of the log
-  std::atomic<bool> goes_by_nccl_{false};
   size_t active_rounds_ = 0;
   uint64_t cursor_ = 0;       // the entry under way, or the next one
   uint64_t rounds_base_ = 0;  // rounds of the stage that the entries before have used

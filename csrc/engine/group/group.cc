@@ -9,7 +9,6 @@
 #include "base/text.h"
 #include "engine/context.h"
 #include "engine/gpu/device_queue.h"
-#include "operations/request_check.h"
 
 namespace rr {
 namespace {
@@ -148,10 +147,6 @@ std::string Group::calls_text() {
   }
   const OperationPtr message = submitted->pending.messages().oldest();
   return message == nullptr ? text : text + ", and " + called(*message) + " is under way";
-}
-
-bool Group::takes_inputs(const Request& request) const {
-  return executor_.goes_by_nccl() && nccl_knows(request.kind, sign(request), request.srcs, size());
 }
 
 bool Group::progress(bool from_engine) {

@@ -64,8 +64,6 @@ class Group {
   // done(), for a caller that does not wait: gives the operation a push, and the name back once it has finished.
   bool poll(Operation& operation) { return waiter_.poll(operation); }
   int join(Interrupt interrupt);
-  // Whether a call on GPU memory may be submitted while streams still work on its tensors: Request::inputs.
-  bool takes_inputs(const Request& request) const;
   // A thread that calls on GPU memory; the queue's own thread submits for it later.
   void record_caller() { submitted_.lock()->calls.record_caller(); }
   void forget_counts();  // operation numbers and statistics start again

@@ -19,7 +19,6 @@ OperationPtr Submitter::make(const Request& request) const {
   operation->dsts = request.dsts;
   operation->splits = request.splits;
   operation->expected = request.expected;
-  operation->inputs = request.inputs;
   operation->signature = sign(request);
   operation->submitted_ns = now_ns();
   operation->keep = request.keep;

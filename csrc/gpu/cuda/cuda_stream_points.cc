@@ -17,11 +17,6 @@ class CudaStreamPoints::Point final : public StreamPoint {
     has_passed_ = true;
     return true;
   }
-  void precede(Stream stream) override {
-    if (has_passed_) return;
-    const CudaContext::Current current(all_.context_);
-    RR_CUDA(all_.context_, stream_wait_event, static_cast<cu::Stream>(stream), event_, 0);
-  }
 
  private:
   CudaStreamPoints& all_;

@@ -14,8 +14,8 @@
 
 namespace rr {
 
-// Whether NCCL can do what an operation asks for. size: ranks of the group.
-bool nccl_knows(Kind kind, const Signature& signature, const std::vector<TensorView>& srcs, int size);
+// Whether NCCL can do what the operation asks for. size: ranks of the group.
+bool nccl_knows(const Operation& operation, int size);
 
 // Executor lock held, but at its end.
 class DevicePlanner {

@@ -12,11 +12,12 @@
 
 namespace rr {
 
-bool nccl_knows(Kind kind, const Signature& signature, const std::vector<TensorView>& srcs, int size) {
-  const bool reduces = kind == Kind::kAllreduce || kind == Kind::kReduce || kind == Kind::kReduceScatter;
+bool nccl_knows(const Operation& operation, int size) {
+  const bool reduces =
+      operation.kind == Kind::kAllreduce || operation.kind == Kind::kReduce || operation.kind == Kind::kReduceScatter;
   if (!reduces) return true;
-  Reduction reduction = reduction_of(signature, size);
-  return std::all_of(srcs.begin(), srcs.end(), [&](const TensorView& tensor) {
+  Reduction reduction = reduction_of(operation.signature, size);
+  return std::all_of(operation.srcs.begin(), operation.srcs.end(), [&](const TensorView& tensor) {
     reduction.dtype = tensor.dtype;
     return nccl_can(reduction);
   });
@@ -41,7 +42,6 @@ std::unique_ptr<Algorithm> DevicePlanner::nccl_plan(const std::vector<OperationP
   } else {
     job = nccl_exchange(exchange_job(from_, first), from_.rank, from_.size());
   }
-  job.inputs = take_inputs(members);
   return nccl_path(nccl_, std::move(team), std::move(job));
 }
 

@@ -10,7 +10,7 @@ void show_device_operands(const Resources& from, Operation& operation) {
   signature.src = {gpu_key(device.id()), 0, 0, 0};
   const std::string& path = from.settings.gpu_path;
   const auto say = [&signature](DeviceCan what) { signature.can = static_cast<uint8_t>(signature.can | what); };
-  if (nccl_knows(operation.kind, signature, operation.srcs, from.size())) {
+  if (nccl_knows(operation, from.size())) {
     say(kNcclKnows);
     const bool may_take_nccl = from.size() > 1 && (path == "auto" || path == "nccl");
     const auto nccl = may_take_nccl ? from.gpu.nccl() : nullptr;  // looked for when it is first of use

@@ -115,20 +115,6 @@ ROWS = (
         ("cuda_nccl_engine_test::nccl: an operation is issued",),
     ),
     Mutation(
-        "nccl-ahead-of-streams",
-        "csrc/collective/gpu/nccl_path.cc",
-        "point->precede(device.stream(teams_->work_stream()));",
-        "point->passed();",
-        ("cuda_nccl_engine_test::nccl: a call is issued",),
-    ),
-    Mutation(
-        "path-ahead-of-streams",
-        "csrc/planner/planner.cc",
-        "  parts.push_back(await(std::move(inputs)));\n",
-        "",
-        ("cuda_nccl_engine_test::an operation that is submitted early",),
-    ),
-    Mutation(
         "nccl-group-left-open",
         "csrc/collective/gpu/nccl_path.cc",
         "      nccl.GroupEnd();\n      throw;\n",
