@@ -72,6 +72,16 @@ def clocks_of(files: Sequence[RankRecords]) -> dict[int, Clock]:
     return result
 
 
+def have_met(files: Sequence[RankRecords], others: Sequence[RankRecords]) -> bool:
+    """Whether the ranks of two boots asked each other for the time while both wrote these files.
+
+    An answer of an earlier run is older than the file of the one that was asked, or no time of its boot at all.
+    """
+    both = [(_answers(files, others), _written(others)), (_answers(others, files), _written(files))]
+    shares = [np.mean((begin <= times) & (times <= end)) for times, (begin, end) in both if len(times)]
+    return bool(shares) and bool(min(shares) > 0.5)
+
+
 def half_widths(clocks: Mapping[int, Clock]) -> np.ndarray:
     """By rank, in ns: how wrong its translated times can be; of an unknown clock, and of no rank, by any amount."""
     widths = np.full(max(clocks, default=0) + 1, _WIDEST_NS)
@@ -79,6 +89,18 @@ def half_widths(clocks: Mapping[int, Clock]) -> np.ndarray:
         if clock.half_width_ns != UNKNOWN_NS:
             widths[rank] = clock.half_width_ns
     return widths
+
+
+def _answers(files: Sequence[RankRecords], asked: Sequence[RankRecords]) -> np.ndarray:
+    """What those that were asked read on their clock."""
+    questions = np.concatenate([file.records[file.records["type"] == CLOCK] for file in files])
+    answers: np.ndarray = questions["started_ns"][np.isin(questions["peer"], [file.rank for file in asked])]
+    return answers
+
+
+def _written(files: Sequence[RankRecords]) -> tuple[int, int]:
+    """When these files were begun, and when the last of them ended."""
+    return min(file.monotonic_ns for file in files), _extent(files)[1]
 
 
 def _hosts(files: Sequence[RankRecords]) -> list[_Host]:

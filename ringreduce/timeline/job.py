@@ -11,7 +11,7 @@ import numpy as np
 
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.timeline import job_warnings
-from ringreduce.timeline.clocks import UNKNOWN_NS, Clock, clocks_of
+from ringreduce.timeline.clocks import UNKNOWN_NS, Clock, clocks_of, have_met
 from ringreduce.timeline.matching import match
 from ringreduce.timeline.record_file import CLOCK, FILES, LINK, GroupInfo, RankRecords, read
 from ringreduce.timeline.tables import Tables
@@ -20,7 +20,7 @@ from ringreduce.timeline.threads import in_order
 MISMATCHED_SHARE = 0.05
 """Of the operations, from which on their rows are taken not to belong together."""
 HOSTS_APART_NS = 1_000_000_000
-"""By so much may the wall clocks of hosts differ. Files of one run overlap, but for it."""
+"""By so much may the wall clocks of hosts differ. Files of one run overlap, but for it, or have asked each other."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Job:
 
         Raises InvalidArgumentError where no file can be read.
         """
-        files, refused = _read_all(folder)
+        files, refused, left_out = _read_all(folder)
         clocks = clocks_of(files)
         files, start_ns, span_ns = _on_one_clock(files, clocks)
         tables = Tables.of(files)
@@ -83,7 +83,7 @@ class Job:
             clocks=clocks,
             base_realtime_ns=reference.realtime_ns - reference.monotonic_ns + start_ns,
             span_ns=span_ns,
-            warnings=refused + job_warnings.collect(files, clocks, tables, found, contradicting),
+            warnings=refused + job_warnings.collect(files, clocks, tables, found, contradicting, left_out),
             are_mismatched=contradicting > MISMATCHED_SHARE * len(found.operations),
             rows=found.rows,
             operations=found.operations,
@@ -98,30 +98,64 @@ class Job:
         )
 
 
-def _read_all(folder: Path) -> tuple[list[RankRecords], list[str]]:
-    """The files of one job by rank, and why others are not among them."""
+def _read_all(folder: Path) -> tuple[list[RankRecords], list[str], set[int]]:
+    """The files of one job by rank, why others are not among them, and of which ranks those are."""
     by_rank: dict[int, RankRecords] = {}
-    refused = []
+    refused, left_out = [], set()
     paths = sorted(folder.glob(FILES))
     for path, file in zip(paths, in_order(partial(_read, path) for path in paths), strict=True):
         if isinstance(file, str):
             refused.append(f"{file}; it is left out.")
+            number = path.stem.removeprefix("rank-")
+            left_out |= {int(number)} if number.isdecimal() else set()
             continue
         first = next(iter(by_rank.values()), file)
         if file.rank in by_rank:
             refused.append(f"{path} is of rank {file.rank}, as {by_rank[file.rank].path.name} is; it is left out.")
         elif file.size != first.size:
             refused.append(f"{path} is of a job of {file.size} ranks, not {first.size}; it is left out.")
+            left_out.add(file.rank)
         else:
             by_rank[file.rank] = file
-    newest = max((file.realtime_ns for file in by_rank.values()), default=0)
-    for file in [file for file in by_rank.values() if _end_realtime_ns(file) + HOSTS_APART_NS < newest]:
+    for rank in _earlier(list(by_rank.values())):
+        file = by_rank.pop(rank)
         refused.append(f"{file.path} ended before another rank's file began, as of an earlier run; it is left out.")
-        del by_rank[file.rank]
+        left_out.add(rank)
     if not by_rank:
         what = "; ".join(refused) or f"{folder}: it has no {FILES}; give the folder that the ranks wrote to"
         raise InvalidArgumentError(f"no timeline: {what}")
-    return [by_rank[rank] for rank in sorted(by_rank)], refused
+    return [by_rank[rank] for rank in sorted(by_rank)], refused, left_out
+
+
+def _earlier(files: Sequence[RankRecords]) -> list[int]:
+    """Ranks whose files ended before the newest one began.
+
+    Hosts' wall clocks may differ: a host is of this run, too, if it and another such one asked each other for the time.
+    """
+    newest = max((file.realtime_ns for file in files), default=0)
+    late_enough = {file.rank for file in files if _end_realtime_ns(file) + HOSTS_APART_NS >= newest}
+    hosts = _last_of_each_boot(files)
+    current = {file.boot for file in files if file.rank in late_enough}
+    waiting = set(current)
+    while waiting:
+        host = waiting.pop()
+        met = {boot for boot in hosts.keys() - current if have_met(hosts[boot], hosts[host])}
+        late_enough |= {file.rank for boot in met for file in hosts[boot]}
+        current |= met
+        waiting |= met
+    return [file.rank for file in files if file.rank not in late_enough]
+
+
+def _last_of_each_boot(files: Sequence[RankRecords]) -> dict[str, list[RankRecords]]:
+    """Of each boot the files of its last run: by its own clock they overlap."""
+    begin: dict[str, int] = {}
+    for file in files:
+        begin[file.boot] = max(begin.get(file.boot, 0), file.monotonic_ns)
+    found: dict[str, list[RankRecords]] = {boot: [] for boot in begin}
+    for file in files:
+        if int(file.records["ended_ns"].max(initial=file.monotonic_ns)) + HOSTS_APART_NS >= begin[file.boot]:
+            found[file.boot].append(file)
+    return found
 
 
 def _read(path: Path) -> RankRecords | str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -18,11 +18,21 @@ SLACK_NS = 1000
 
 
 def collect(
-    files: Sequence[RankRecords], clocks: dict[int, Clock], tables: Tables, found: Matched, contradicting: int
+    files: Sequence[RankRecords],
+    clocks: dict[int, Clock],
+    tables: Tables,
+    found: Matched,
+    contradicting: int,
+    left_out: Collection[int] = (),
 ) -> list[str]:
-    """All warnings of a job, the gravest first. contradicting: contradictions()."""
+    """All warnings of a job, the gravest first.
+
+    Args:
+        contradicting: contradictions().
+        left_out: ranks whose files are here, and not among these.
+    """
     return [
-        *_of_files(files),
+        *_of_files(files, left_out),
         *_of_clocks(clocks),
         *_of_records(tables, found),
         *_of_overlap(contradicting, found),
@@ -41,9 +51,9 @@ def contradictions(clocks: dict[int, Clock], found: Matched) -> int:
     return len(np.unique(rows["operation"][early]))
 
 
-def _of_files(files: Sequence[RankRecords]) -> list[str]:
+def _of_files(files: Sequence[RankRecords], left_out: Collection[int]) -> list[str]:
     said = []
-    if missing := set(range(files[0].size)) - {file.rank for file in files}:
+    if missing := set(range(files[0].size)) - {file.rank for file in files} - set(left_out):
         said.append(
             f"{ranks_text(missing)} of {files[0].size} left no file here: copy the files of all hosts into one folder."
         )

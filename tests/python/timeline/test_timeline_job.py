@@ -42,6 +42,41 @@ def test_a_file_of_an_earlier_run_is_left_out(tmp_path: Path) -> None:
     job = Job.load(write_all([new, old], tmp_path))
     assert [file.rank for file in job.files] == [0]
     assert any("rank-0001.rr ended before another rank's file began" in warning for warning in job.warnings)
+    assert not any("left no file here" in warning for warning in job.warnings)
+
+
+def of_hosts_whose_wall_clocks_differ(asks: bool) -> list[RankFile]:
+    """Three hosts, each 5 s behind the one before; each has asked the one before, and rank 3 runs beside rank 2."""
+    hosts = [(f"h{rank}", rank * 10**12, -5_000_000_000 * rank) for rank in range(3)]
+    files = [RankFile(rank, 4, *host[:2], wall_error_ns=host[2]) for rank, host in enumerate([*hosts, hosts[2]])]
+    for file in files:
+        file.operation(0, MS, MS + 10, MS + 20)
+    for file, before in zip(files[1:3], files, strict=False):
+        for at in (2 * MS, 3 * MS) if asks else ():
+            file.question(at, at + 10, at + 20, before)
+            before.operation(at, at, at + 10, at + 4 * MS, "later")
+    return files
+
+
+def test_hosts_that_asked_each_other_are_one_run_whatever_their_wall_clocks_say(tmp_path: Path) -> None:
+    job = load(tmp_path, *of_hosts_whose_wall_clocks_differ(asks=True))
+    assert [file.rank for file in job.files] == [0, 1, 2, 3]
+    assert job.warnings == []
+    assert [clock.source for clock in job.clocks.values()] == ["reference", "pings", "pings", "pings"]
+
+
+def test_hosts_that_did_not_ask_go_by_their_wall_clocks(tmp_path: Path) -> None:
+    job = load(tmp_path, *of_hosts_whose_wall_clocks_differ(asks=False))
+    assert [file.rank for file in job.files] == [0]
+
+
+def test_a_file_of_an_earlier_run_that_asked_then_is_left_out(tmp_path: Path) -> None:
+    files = of_hosts_whose_wall_clocks_differ(asks=True)
+    new = RankFile(0, 4, *(files[0].host, files[0].clock_ns + 10**10), wall_error_ns=10**10)
+    new.operation(0, MS, MS + 10, MS + 20)
+    job = load(tmp_path, new, *files[1:])
+    assert [file.rank for file in job.files] == [0]
+    assert len(job.warnings) == 3
 
 
 def test_a_steady_job_is_matched_completely(tmp_path: Path) -> None:
