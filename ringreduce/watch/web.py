@@ -51,7 +51,7 @@ class Recent:
 
     def add(self, jobs: Sequence[JobFigures], unreadable: Sequence[str]) -> None:
         """Takes what was seen now."""
-        at_s = time.time()
+        at_s = time.monotonic()
         with self._lock:
             if not self._points or at_s - self._points[-1]["at_s"] >= POINT_S:
                 self._points.append({"at_s": at_s, "jobs": {str(job.pid): _point(job) for job in jobs}})
@@ -63,8 +63,8 @@ class Recent:
     def since(self, at_s: float) -> dict[str, Any]:
         """As the page gets it: {"jobs": as --once --json prints them, "unreadable": [...], "points": [...]}.
 
-        points: of the charts, later than at_s (seconds since 1970), oldest first: {"at_s": ..., "jobs": {PID: {"ranks":
-        [0, 1, ...], "waited_share": [0.1, null, ...], ...}}}.
+        points: of the charts, later than at_s (of time.monotonic()), oldest first: {"at_s": ..., "jobs": {PID:
+        {"ranks": [0, 1, ...], "waited_share": [0.1, null, ...], ...}}}.
         """
         with self._lock:
             points = [point for point in self._points if point["at_s"] > at_s]

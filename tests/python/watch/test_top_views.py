@@ -373,6 +373,17 @@ def test_a_chart_has_a_bound() -> None:
     assert all(len(point["jobs"]["4711"]["ranks"]) == MOST_LINES for point in points)
 
 
+def test_a_chart_goes_on_when_the_wall_clock_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    recent, seen = Recent(), figures(reading(10.0, RANK))
+    moments = iter((100.0, 100.0 + POINT_S, 100.0 + 2 * POINT_S))
+    wall = iter((5000.0, 1000.0, 9000.0))
+    monkeypatch.setattr(time, "monotonic", lambda: next(moments))
+    monkeypatch.setattr(time, "time", lambda: next(wall))
+    for _ in range(3):
+        recent.add([seen], [])
+    assert [point["at_s"] for point in recent.since(100.0)["points"]] == [100.0 + POINT_S, 100.0 + 2 * POINT_S]
+
+
 def test_a_port_that_is_taken_is_an_error() -> None:
     with job() as (process, _), socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
