@@ -16,6 +16,8 @@ HEADER = struct.Struct("<IIQQQ")
 """magic, kind, bytes of the body, sum of its 8-byte words modulo 2^64, records dropped so far."""
 PROCESS, GROUP, NAMES, RECORDS, END = 1, 2, 3, 4, 5
 
+TEXT_MOST = 1000
+"""Characters of a text that are kept: traces make room for the longest. A rank writes at most 244 bytes of a name."""
 
 _END_BEGINS = struct.pack("<II", MAGIC, END)
 _END_NBYTES_MOST = 512  # of the last block, whose body is a short reason
@@ -92,7 +94,8 @@ def array(said: dict[str, Any], key: str) -> list[Any]:
 
 
 def text(value: object, key: str) -> str:
-    """A string that can be written as UTF-8: JSON allows half a surrogate pair, which cannot."""
+    """A string that can be written as UTF-8: JSON allows half a surrogate pair, which cannot. Of TEXT_MOST at most."""
     if not isinstance(value, str):
         raise BadBlockError(f"{key} is {value!r:.40}, not a text")
-    return value.encode(errors="replace").decode()
+    shown = value if len(value) <= TEXT_MOST else value[: TEXT_MOST - 3] + "..."
+    return shown.encode(errors="replace").decode()

@@ -12,6 +12,7 @@ from timeline_files import RankFile, block, json_block
 
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.timeline import blocks
+from ringreduce.timeline.blocks import TEXT_MOST
 from ringreduce.timeline.record_file import RECORD, read
 
 
@@ -141,6 +142,15 @@ def test_a_block_that_makes_no_sense_ends_the_reading(tmp_path: Path, kind: int,
     found = read(write(tmp_path, process(), json_block(kind, body), json_block(blocks.END, {"reason": "stopped"})))
     assert found.damage.startswith("the block at byte ")
     assert not found.has_ended
+
+
+def test_a_text_has_a_bound(tmp_path: Path) -> None:
+    found = read(
+        write(tmp_path, process(host="h" * 10**6), json_block(blocks.NAMES, {"1": "n" * 10**6, "2": "n" * 244}))
+    )
+    assert found.names[1] == "n" * (TEXT_MOST - 3) + "..."
+    assert found.names[2] == "n" * 244
+    assert len(found.host) == TEXT_MOST
 
 
 @pytest.mark.parametrize("body", [b"{" * 80, b"\xff" * 16, b"[" * 100_000, b"1" * 8000, b'{"1": 1e999999}  '])
