@@ -47,6 +47,7 @@ class Recording:
         self, folder: Path, trace: Path | None, rank: int, size: int, mark_cycles: bool, is_asked_by_variable: bool
     ) -> None:
         self.is_asked_by_variable = is_asked_by_variable
+        self.place = rank, size
         self._folder = folder
         self._trace = trace if rank == 0 else None
         self._mark_cycles = mark_cycles
@@ -106,6 +107,8 @@ class Recording:
 
 _lock = threading.RLock()
 _current: Recording | None = None
+_is_over = False
+"""Whether the timeline of a variable has ended before its process: the next one would write over its files."""
 
 
 def begin(path: str | os.PathLike[str], rank: int, size: int, mark_cycles: bool) -> None:
@@ -130,7 +133,13 @@ def begin_by_environment(rank: int, size: int) -> None:
     Raises:
         InvalidArgumentError: the files cannot be made; names the variable.
     """
-    if _current is not None:
+    global _is_over
+    if _current is not None and _current.is_asked_by_variable and _current.place != (rank, size):
+        now, before = ("rank {} of {}".format(*place) for place in ((rank, size), _current.place))
+        print(f"ringreduce: the timeline ends here: this process is {now} now, and was {before}", file=sys.stderr)
+        end("the process has gone into another job")
+        _is_over = True
+    if _current is not None or _is_over:
         return
     knob = config.value("RINGREDUCE_TIMELINE")
     if not knob.value or knob.value == _DYNAMIC:

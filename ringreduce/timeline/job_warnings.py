@@ -70,6 +70,11 @@ def _of_files(files: Sequence[RankRecords], left_out: Collection[int]) -> list[s
         for file in files
         if file.unreadable
     ]
+    said += [
+        f"{file.path}: {wording.counted(file.foreign, 'record')} left out of another job that the process was in."
+        for file in files
+        if file.foreign
+    ]
     return said
 
 

@@ -89,6 +89,7 @@ class RankRecords:
         has_ended: whether the rank stopped its timeline; else it was killed, or still writes.
         damage: what is wrong with the file; "" if nothing is.
         unreadable: records that make no sense (an unknown type, group or peer, times that run backwards): left out.
+        foreign: records of groups of another job, which the process was in later, say: left out.
     """
 
     path: Path
@@ -111,6 +112,7 @@ class RankRecords:
     has_ended: bool
     damage: str
     unreadable: int = 0
+    foreign: int = 0
 
 
 def read(path: Path) -> RankRecords:
@@ -145,6 +147,8 @@ class _Content:
     process: dict[str, Any] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
     groups: dict[int, GroupInfo] = field(default_factory=dict)
+    foreign: set[int] = field(default_factory=set)
+    """Groups of another job, by index."""
     records: list[np.ndarray] = field(default_factory=list)
     dropped: int = 0
     has_ended: bool = False
@@ -162,8 +166,11 @@ class _Content:
         if block.kind == PROCESS:
             self.process = _process(block.json())
         elif block.kind == GROUP:
-            group = _group(block.json(), self.process)
-            self.groups[group.index] = group
+            group = _group(block.json())
+            if self.process["rank"] in group.ranks and max(group.ranks) < self.process["size"]:
+                self.groups[group.index] = group
+            else:
+                self.foreign.add(group.index)
         elif block.kind == NAMES:
             self.names |= _names(block.json())
         elif block.kind == RECORDS:
@@ -178,6 +185,8 @@ class _Content:
 
     def as_records(self, path: Path) -> RankRecords:
         every = np.concatenate(self.records) if self.records else np.empty(0, RECORD)
+        if self.foreign:
+            every = every[~np.isin(every["group"], list(self.foreign)) | (every["type"] == CLOCK)]
         good = _sensible(every, self.process["size"], self.groups)
         records = every if good.all() else every[good]
         return RankRecords(
@@ -189,6 +198,7 @@ class _Content:
             has_ended=self.has_ended,
             damage=self.damage,
             unreadable=len(every) - len(records),
+            foreign=sum(map(len, self.records)) - len(every),
             **self.process,
         )
 
@@ -206,13 +216,10 @@ def _process(said: dict[str, Any]) -> dict[str, Any]:
     return checked
 
 
-def _group(said: dict[str, Any], process: dict[str, Any]) -> GroupInfo:
+def _group(said: dict[str, Any]) -> GroupInfo:
     ranks = tuple(array(said, "ranks"))
-    rank, size = process["rank"], process["size"]
-    if not all(type(other) is int and 0 <= other < size for other in ranks) or len(set(ranks)) != len(ranks):
-        raise BadBlockError(f"a group of ranks that a job of {size} does not have")
-    if rank not in ranks:
-        raise BadBlockError(f"a group without rank {rank} itself")
+    if not all(type(other) is int and 0 <= other < MOST_RANKS for other in ranks) or len(set(ranks)) != len(ranks):
+        raise BadBlockError("a group of ranks that no job has")
     index, group_id = integer(said, "index", 0, 2**16), integer(said, "id", -(2**63), 2**63)
     return GroupInfo(index, group_id, text(said.get("context"), "context"), ranks)
 

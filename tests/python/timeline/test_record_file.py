@@ -125,9 +125,9 @@ def test_a_process_that_makes_no_sense_is_refused(tmp_path: Path, changes: dict[
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
-        (blocks.GROUP, {"index": 0, "id": 0, "context": "", "ranks": [0, 1, 2]}),
         (blocks.GROUP, {"index": 0, "id": 0, "context": "", "ranks": [1, 1]}),
-        (blocks.GROUP, {"index": 0, "id": 0, "context": "", "ranks": [0]}),
+        (blocks.GROUP, {"index": 0, "id": 0, "context": "", "ranks": [1, -1]}),
+        (blocks.GROUP, {"index": 0, "id": 0, "context": "", "ranks": [1, "0"]}),
         (blocks.GROUP, {"index": 2**16, "id": 0, "context": "", "ranks": [0, 1]}),
         (blocks.GROUP, {"index": 0, "id": 0, "context": None, "ranks": [0, 1]}),
         (blocks.GROUP, {"index": 0, "id": 0, "context": ""}),
@@ -142,6 +142,19 @@ def test_a_block_that_makes_no_sense_ends_the_reading(tmp_path: Path, kind: int,
     found = read(write(tmp_path, process(), json_block(kind, body), json_block(blocks.END, {"reason": "stopped"})))
     assert found.damage.startswith("the block at byte ")
     assert not found.has_ended
+
+
+@pytest.mark.parametrize("ranks", [(0, 1, 2), (0,), (5, 1)])
+def test_records_of_a_group_of_another_job_are_left_out_alone(tmp_path: Path, ranks: tuple[int, ...]) -> None:
+    file = example()
+    other = file.group(ranks, context="init 2")
+    file.operation(0, 8000, 8100, 8200, group=other)
+    file.wait(0, 8000, 8200, group=other)
+    file.operation(1, 9000, 9100, 9200)
+    found = read(file.write(tmp_path))
+    assert (found.damage, found.has_ended, found.unreadable, found.foreign) == ("", True, 0, 2)
+    assert found.records.tobytes() == file.array()[[0, 1, 2, 3, 6]].tobytes()
+    assert list(found.groups) == [0]
 
 
 def test_a_text_has_a_bound(tmp_path: Path) -> None:
