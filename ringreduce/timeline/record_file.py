@@ -177,9 +177,10 @@ class _Content:
             if len(block.body) % RECORD.itemsize:
                 raise BadBlockError(f"records of {len(block.body)} bytes, no multiple of {RECORD.itemsize}")
             self.records.append(np.frombuffer(block.body, RECORD))
-            self.dropped = block.dropped
+            self.dropped = max(self.dropped, block.dropped)
         elif block.kind == END:
             self.has_ended = True
+            self.dropped = max(self.dropped, block.dropped)
         else:
             raise BadBlockError(f"unknown kind {block.kind}")
 

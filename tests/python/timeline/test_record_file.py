@@ -66,6 +66,12 @@ def test_records_of_many_blocks_follow_one_another(tmp_path: Path) -> None:
     assert (found.dropped, found.has_ended) == (9, False)
 
 
+def test_what_was_lost_after_the_last_records_is_said_by_the_end(tmp_path: Path) -> None:
+    body = b'{"reason": "stopped"}   '
+    found = read(write(tmp_path, *example().blocks()[:-1], block(blocks.END, body, dropped=11)))
+    assert (found.dropped, found.has_ended) == (11, True)
+
+
 def test_a_file_cut_anywhere_keeps_its_whole_blocks(tmp_path: Path) -> None:
     parts = example().blocks()
     whole = b"".join(parts)
