@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
@@ -88,7 +88,7 @@ class Reading:
         return bool(here) and not any(rank.process is not None for rank in here)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Context:
     """One memory of a job, and the processes that hold it."""
 
@@ -116,10 +116,18 @@ class _Context:
         return None if now is None or now.state in "ZX" or now.started_s != self.started[pid] else now
 
 
-class Job:
-    """A job with ranks on this host. pid: of the process that was started first, as far as they are seen."""
+_Sums = dict[int, RankReading]
+"""By rank: the counters and times of contexts that are no more."""
 
-    def __init__(self, contexts: Sequence[_Context]) -> None:
+
+class Job:
+    """A job with ranks on this host. pid: of the process that was started first, as far as they are seen.
+
+    past: of contexts that it had before.
+    """
+
+    def __init__(self, contexts: Sequence[_Context], past: _Sums | None = None) -> None:
+        self._past = past or {}
         # The job's own context, or the default group of torch.distributed, has all ranks and is the first one made.
         self._contexts = sorted(contexts, key=lambda context: (-context.view.size, context.view.context))
         self.size = self._contexts[0].view.size
@@ -153,6 +161,8 @@ class Job:
             snapshots.append(snapshot)
             for rank in _ranks(context, snapshot["ranks"]):
                 rows[rank.rank] = _added(rows[rank.rank], rank) if rank.rank in rows else rank
+        for number in rows.keys() & self._past.keys():
+            rows[number] = _added(rows[number], self._past[number])
         return Reading(
             at_s=time.monotonic(),
             sampled_s=snapshots[0]["sampled_s"],
@@ -160,6 +170,18 @@ class Job:
             failure=next(filter(None, (snapshot["failure"] for snapshot in snapshots)), ""),
             ranks=tuple(rows[rank] for rank in sorted(rows)),
         )
+
+    def sums_without(self, contexts: Collection[_Context]) -> _Sums:
+        """What it has done in its contexts but these, those it had before among them."""
+        sums = dict(self._past)
+        for context in self._contexts:
+            if context in contexts:
+                continue
+            snapshot = cast("dict[str, Any]", context.view.read())
+            for rank in _ranks(context, snapshot["ranks"]):
+                over = replace(rank, wait=None, links=())
+                sums[rank.rank] = _added(sums[rank.rank], over) if rank.rank in sums else over
+        return sums
 
 
 def _renumber(snapshot: dict[str, Any]) -> None:
@@ -262,9 +284,18 @@ class Jobs:
                     pids |= left.pop(memory)
                 together |= joined
             key = frozenset(together)
-            jobs[key] = self._jobs.get(key) or Job([self._contexts[memory] for memory in key])
+            jobs[key] = self._jobs.get(key) or self._changed(key)
         self._jobs = jobs
         return jobs.values()
+
+    def _changed(self, key: frozenset[Memory]) -> Job:
+        """A new job, or one that has other contexts than before: its counters go on."""
+        contexts = [self._contexts[memory] for memory in key]
+        past: _Sums = {}
+        for before, job in self._jobs.items():
+            for rank, sums in job.sums_without(contexts).items() if before & key else ():
+                past[rank] = _added(past[rank], sums) if rank in past else sums
+        return Job(contexts, past)
 
 
 def of_process(jobs: Iterable[Job], pid: int) -> Job:
