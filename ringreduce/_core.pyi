@@ -303,7 +303,7 @@ class SegmentView:
     def context(self) -> str:
         """Which of the contexts of its processes the memory is of."""
     def read(self) -> dict[str, object]:
-        """{"sampled_s", "late", "failure", "ranks"}, as SegmentView::Snapshot in csrc/negotiation/segment."""
+        """{"sampled_s", "unsampled_s", "late", "failure", "ranks"}, as SegmentView::Snapshot in csrc/negotiation."""
 
 class Timeline:
     """Writes what this process's operations do into a file, on a thread of its own, until stop().

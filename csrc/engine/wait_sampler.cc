@@ -96,6 +96,7 @@ void WaitSampler::sample() {
   waits_so_far_ = waits_so_far;
   for (const LateRanks::Late& late : seen.late)
     control.score(late.rank).late_ns.fetch_add(dt_ns, std::memory_order_relaxed);
+  control.header().sampled_at_ns.store(now, std::memory_order_relaxed);
   control.header().sampled_ns.fetch_add(dt_ns, std::memory_order_release);
   if (look_at(seen) && pause(kAgainNs)) look_at(waits());
   late_ranks_.add(now, dt_ns, std::move(seen.late));

@@ -63,8 +63,9 @@ void bind_watch(py::module_& m) {
         const SegmentView::Snapshot snapshot = view.read();
         py::list ranks;
         for (const SegmentView::Rank& rank : snapshot.ranks) ranks.append(as_dict(rank));
-        return py::dict(py::arg("sampled_s") = snapshot.sampled_s, py::arg("late") = text(snapshot.late),
-                        py::arg("failure") = text(snapshot.failure), py::arg("ranks") = ranks);
+        return py::dict(py::arg("sampled_s") = snapshot.sampled_s, py::arg("unsampled_s") = snapshot.unsampled_s,
+                        py::arg("late") = text(snapshot.late), py::arg("failure") = text(snapshot.failure),
+                        py::arg("ranks") = ranks);
       });
 }
 

@@ -95,6 +95,8 @@ class JobFigures:
     """Which ranks are late again and again, what they do meanwhile, and which links are slow; "": none is."""
     failure: str
     """"": it has not failed."""
+    unsampled: str
+    """Why nobody can tell now who waits and who is late, in words; "": somebody can."""
     ranks: tuple[RankFigures, ...]
     links: tuple[LinkFigures, ...] = ()
     """Between hosts, the busiest first: of all on the first host, else of those that leave this host."""
@@ -122,6 +124,7 @@ class Watched:
             return self._last
         now = self.job.read()
         before = self._before(now)
+        unsampled = _unsampled(now)
         self._last = JobFigures(
             pid=self.job.pid,
             command=self.job.command,
@@ -130,8 +133,9 @@ class Watched:
             groups=self.job.groups,
             running_s=self.job.runs_for_s(),
             has_ended=now.has_ended,
-            late=now.late,
+            late="" if unsampled else now.late,
             failure=now.failure,
+            unsampled=unsampled,
             ranks=tuple(_figures(rank, now, before, self.job.groups == 0) for rank in now.ranks),
             links=tuple(_links(now, before)),
         )
@@ -187,6 +191,18 @@ def _figures(rank: RankReading, now: Reading, before: Reading | None, is_one_gro
         counters={"waited_s": rank.waited_s, **({"late_s": rank.late_s} if is_one_group else {}), **rank.counters},
     )
     return replace(found, text=state_text(found))
+
+
+def _unsampled(now: Reading) -> str:
+    """What the rank does that looks who waits, where it does not: who is late is its word."""
+    rank = next((one for one in now.ranks if one.rank == now.sampler), None)
+    if rank is None or rank.attendance != "present" or rank.process is None or now.sampled_s == 0:
+        return ""  # it has ended, and that is seen; or there is nobody to wait for
+    is_stopped = rank.process.state in "Tt"
+    if not is_stopped and now.unsampled_s == 0:
+        return ""
+    why = "it is stopped" if is_stopped else f"it hangs, or gets no core, for {now.unsampled_s:.0f} s"
+    return f"rank {rank.rank} does not look who waits on this host, and who is late is not known: {why}"
 
 
 def _links(now: Reading, before: Reading | None) -> list[LinkFigures]:

@@ -75,6 +75,10 @@ class Reading:
     """By time.monotonic()."""
     sampled_s: float
     """The time that waited_s and late_s speak of."""
+    sampler: int
+    """The rank that samples it: this host's lowest one."""
+    unsampled_s: float
+    """For so long it has not; 0: it does, or never has."""
     late: str
     """Which ranks are late again and again, in words; "": none is."""
     failure: str
@@ -166,6 +170,8 @@ class Job:
         return Reading(
             at_s=time.monotonic(),
             sampled_s=snapshots[0]["sampled_s"],
+            sampler=_sampler(self._contexts[0], snapshots[0]["ranks"]),
+            unsampled_s=snapshots[0]["unsampled_s"],
             late=snapshots[0]["late"] if len(snapshots) == 1 else "",
             failure=next(filter(None, (snapshot["failure"] for snapshot in snapshots)), ""),
             ranks=tuple(rows[rank] for rank in sorted(rows)),
@@ -182,6 +188,11 @@ class Job:
                 over = replace(rank, wait=None, links=())
                 sums[rank.rank] = _added(sums[rank.rank], over) if rank.rank in sums else over
         return sums
+
+
+def _sampler(context: _Context, shown: Sequence[dict[str, Any]]) -> int:
+    """The first of the context's ranks on this host, by its number in the job."""
+    return next((rank["job_rank"] for rank in shown if rank["host"] == context.view.host), 0)
 
 
 def _renumber(snapshot: dict[str, Any]) -> None:

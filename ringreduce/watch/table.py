@@ -35,6 +35,8 @@ def lines(job: JobFigures) -> list[str]:
                 f"link {names.get(link.from_host, link.from_host)} -> {names.get(link.to_host, link.to_host)}: busy "
                 f"{percent(link.busy_share)}, {rate(link.bytes_per_s)}"
             )
+    if job.unsampled:
+        text.append(job.unsampled)
     if job.late:
         text.append(printable(job.late, _MOST_OF_A_LINE))
     if job.failure:

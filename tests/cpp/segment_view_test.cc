@@ -195,6 +195,36 @@ TEST_CASE("segment view: what a rank has said of another wait is not told of thi
   CHECK(view.read().ranks[0].wait->missing.empty());
 }
 
+TEST_CASE("segment view: who is late is not told once nobody looks any more") {
+  const Fd fd = create_memfd("ringreduce.test", ControlSegment::nbytes(2, 16));
+  const ControlSegment control = ControlSegment::map(fd.get(), 2);
+  SegmentIdentity& identity = control.identity();
+  identity.layout = layout_hash();
+  identity.size = 2;
+  identity.hosts = 1;
+  identity.magic.store(SegmentIdentity::kMagic);
+  SegmentView view(fd.get());
+  CHECK(view.read().unsampled_s == 0);  // the job begins
+  LateText told = {};
+  std::memcpy(told.text, "rank 1 is late", 15);
+  control.late_text().write(told);
+  control.header().sampled_at_ns = now_ns();
+  CHECK(view.read().late == "rank 1 is late");
+  CHECK(view.read().unsampled_s == 0);
+  control.header().sampled_at_ns = now_ns() - 30'000'000'000;
+  CHECK(view.read().late.empty());
+  CHECK(view.read().unsampled_s >= 30);
+}
+
+TEST_CASE("segment view: a job that runs says when it was sampled last") {
+  CHECK_NOTHROW(run_ranks(2, [](Rank& rank) {
+    const auto sampled_at_ns = [&] { return rank.world.control().header().sampled_at_ns.load(); };
+    const int64_t begun_ns = now_ns();
+    wait_for([&] { return sampled_at_ns() > begun_ns; });
+    barrier(rank.world);
+  }));
+}
+
 TEST_CASE("segment view: garbage is read, and is nothing worse") {
   const size_t nbytes = ControlSegment::nbytes(4, 16);
   for (const int byte : {0xFF, 0x01, 0x80}) {

@@ -117,6 +117,7 @@ struct Header {
   std::atomic<uint64_t> warned_of;      // a hash of the ranks that it waits for
   std::atomic<uint32_t> any_withdrawn;  // 1 once a rank of this host has taken back memory (ClaimLine::withdrawn)
   std::atomic<uint32_t> status_changes;  // of the world: questions where ranks stand, and answers
+  std::atomic<int64_t> sampled_at_ns;    // of the world: when the scores were sampled last; 0: never
   alignas(64) SharedLock lock;           // guards everything below, the name table, append marks, open entries
   std::atomic<uint64_t> log_tail;        // entries ever opened
   std::atomic<uint64_t> log_sent;        // of them, on the first of several hosts: sent to the others

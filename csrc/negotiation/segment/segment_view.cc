@@ -12,6 +12,9 @@
 namespace rr {
 namespace {
 
+// A sampler looks every 25 to 250 ms. What it has said is not told for longer: one that hangs goes on to blame.
+constexpr int64_t kToldForNs = 2'000'000'000;
+
 // kind: WaitLine's.
 std::string kind_name(uint32_t kind) {
   switch (kind) {
@@ -64,7 +67,11 @@ SegmentView::Snapshot SegmentView::read() {
   const Header& header = control_.header();
   Snapshot snapshot;
   snapshot.sampled_s = static_cast<double>(header.sampled_ns.load(std::memory_order_acquire)) * 1e-9;
-  if (const auto late = control_.late_text().read()) snapshot.late = text_from(late->text);
+  const int64_t sampled_at_ns = header.sampled_at_ns.load(std::memory_order_relaxed);
+  const int64_t unsampled_ns = sampled_at_ns == 0 ? 0 : now_ns() - sampled_at_ns;
+  if (unsampled_ns > kToldForNs) snapshot.unsampled_s = static_cast<double>(unsampled_ns) * 1e-9;
+  const auto late = control_.late_text().read();
+  if (late && unsampled_ns <= kToldForNs) snapshot.late = text_from(late->text);
   if (header.failed.load(std::memory_order_acquire) == 2) snapshot.failure = text_from(header.failure_text);
   for (int r = 0; r < size(); ++r) snapshot.ranks.push_back(rank(r));
   return snapshot;

@@ -40,9 +40,10 @@ class SegmentView {
     std::vector<LinkTo> links;  // to other hosts, since init()
   };
   struct Snapshot {
-    double sampled_s = 0;  // of which waited_s and late_s speak
-    std::string late;      // which ranks are late again and again; "": none is
-    std::string failure;   // why the job has failed; "": it has not
+    double sampled_s = 0;    // of which waited_s and late_s speak
+    double unsampled_s = 0;  // for so long this host's lowest rank has not looked who waits; 0: it looks, or never has
+    std::string late;        // which ranks are late again and again; "": none is, or nobody looks
+    std::string failure;     // why the job has failed; "": it has not
     std::vector<Rank> ranks;
   };
 

@@ -22,45 +22,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from deadlines import HANG_S, SOON_S
 from ranks import clean_environment, start_ranks
 from watch_programs import waits_for_rank_1
+from watch_readings import RANK, counted, figures, reading
 
 from ringreduce.watch import prometheus, table
-from ringreduce.watch.figures import SILENT_S, WINDOW_S, JobFigures, LinkFigures, Watched
-from ringreduce.watch.jobs import Job, LinkReading, RankReading, Reading, Wait
+from ringreduce.watch.figures import SILENT_S, WINDOW_S, LinkFigures
+from ringreduce.watch.jobs import LinkReading, RankReading, Reading, Wait
 from ringreduce.watch.processes import Process
 from ringreduce.watch.web import MOST_CONNECTIONS, MOST_LINES, POINT_S, Recent
-
-COUNTERS = {"operations": 0, "bytes_moved": 0, "bytes_on_bus": 0, "bytes_on_wire": 0}
-RANK = RankReading(0, 0, "n1", True, 0.0, 4711, Process("S", 0.0, 0.0), "present", False, "", None, 0.0, 0.0, COUNTERS)
-
-
-def figures(*readings: Reading, hosts: int = 1) -> JobFigures:
-    """The last figures of a job that was read so."""
-    left = list(readings)
-    job = SimpleNamespace(
-        pid=4711, command="python train.py", size=len(left[0].ranks), hosts=hosts, groups=0, runs_for_s=lambda: 7985.0,
-        read=lambda: left.pop(0),
-    )  # fmt: skip
-    watched = Watched(cast(Job, job))
-    for _ in readings[1:]:
-        watched.look()
-    return watched.look()
-
-
-def reading(at_s: float, *ranks: RankReading, **others: Any) -> Reading:
-    return replace(Reading(at_s, at_s, "", "", tuple(ranks)), **others)
-
-
-def counted(operations: int, nbytes: int, cpu_s: float = 0.0, **others: Any) -> RankReading:
-    counters = {"operations": operations, "bytes_moved": nbytes}
-    counters |= {"bytes_on_bus": nbytes * 3 // 2, "bytes_on_wire": nbytes // 2}
-    return replace(RANK, counters=counters, process=Process("S", cpu_s, 0.0), **others)
 
 
 def test_rates_are_of_the_last_seconds() -> None:

@@ -140,6 +140,13 @@ ROWS = (
         ("segment_view_test::segment view: what a rank has said",),
     ),
     Mutation(
+        "late-for-ever",
+        "csrc/negotiation/segment/segment_view.cc",
+        "late && unsampled_ns <= kToldForNs",
+        "late",
+        ("segment_view_test::segment view: who is late is not told",),
+    ),
+    Mutation(
         "shown-shrinks",
         "csrc/negotiation/segment/segment_view.cc",
         "seals < 0 || (seals & F_SEAL_SHRINK) == 0",
