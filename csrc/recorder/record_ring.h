@@ -26,6 +26,8 @@ class RecordRing {
   bool add(const Record& record);
   // Takes the oldest records, and numbers them. Returns how many. From one thread at a time.
   size_t take(Record* records, size_t most);
+  // Records that have been added and not taken. Not while another thread takes.
+  uint64_t left() const { return added_.load(std::memory_order_relaxed) - taken_; }
   // Until a quarter of the ring is full, hurry() is called, or the time is over. Of the thread that takes. is_over:
   // looked at after hurry() can wake this thread.
   void wait(int64_t timeout_ns, const std::atomic<bool>& is_over);

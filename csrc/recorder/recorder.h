@@ -87,6 +87,8 @@ class Recorder {
   size_t take(Record* records, size_t most) { return ring_->take(records, most); }
   void wait(int64_t timeout_ns, const std::atomic<bool>& is_over) { ring_->wait(timeout_ns, is_over); }
   void hurry() { ring_->hurry(); }
+  // As RecordRing's, which has been made once a timeline has begun.
+  uint64_t left() const { return ring_->left(); }
   uint64_t dropped() const { return dropped_.load(std::memory_order_relaxed); }
   // Names since the last call, by their numbers.
   std::vector<std::pair<uint32_t, std::string>> take_names();

@@ -40,7 +40,7 @@ class Timeline::Writer {
     }
     unless_it_fails([this] {
       write();
-      file_.write_end(reason_, recorder_->dropped());
+      file_.write_end(reason_, lost());
       if (trace_) trace_->end();
     });
     const std::lock_guard lock(mutex_);
@@ -55,32 +55,48 @@ class Timeline::Writer {
     recorder_->hurry();
     std::unique_lock lock(mutex_);
     if (changed_.wait_for(lock, kPatience, [this] { return is_done_; })) return true;
-    is_given_up_.store(true);  // the next timeline has the same ring
+    lost_ = recorder_->dropped() + recorder_->left();
+    is_given_up_ = true;
     log_.warning("the timeline's disk has not answered within 5 s; what the file lacks may be lost");
     return false;
   }
 
  private:
-  // Records first: of what they name, all is known by then. Memory that nothing was taken into is left alone, for the
-  // sake of the core's cache.
+  struct Taken {
+    size_t count;  // of records_
+    std::vector<RecordedGroup> groups;
+    std::vector<std::pair<uint32_t, std::string>> names;
+  };
+  // Records are taken first: of what they name, all is known by then. Memory that nothing was taken into is left alone,
+  // for the sake of the core's cache.
   void write() {
-    while (!is_given_up_.load()) {
-      const size_t count = recorder_->take(records_.data(), records_.size());
+    while (const std::optional<Taken> taken = take()) {
       cycle_times_.update();
-      for (size_t i = 0; i < count; ++i) in_nanoseconds(records_[i]);
-      for (const RecordedGroup& group : recorder_->groups_from(groups_ + 1)) {
+      for (size_t i = 0; i < taken->count; ++i) in_nanoseconds(records_[i]);
+      for (const RecordedGroup& group : taken->groups) {
         file_.write_group(group);
         ++groups_;
       }
-      const auto names = recorder_->take_names();
-      file_.write_names(names);
-      file_.write_records(records_.data(), count, recorder_->dropped());
+      file_.write_names(taken->names);
+      file_.write_records(records_.data(), taken->count, lost());
       if (trace_) {
-        trace_->add_names(names);
-        trace_->add(records_.data(), count);
+        trace_->add_names(taken->names);
+        trace_->add(records_.data(), taken->count);
       }
-      if (count < records_.size()) return;
+      if (taken->count < records_.size()) return;
     }
+  }
+  // Empty: the thread has been given up, and the recorder is the next timeline's.
+  std::optional<Taken> take() {
+    const std::lock_guard lock(mutex_);
+    if (is_given_up_) return std::nullopt;
+    const size_t count = recorder_->take(records_.data(), records_.size());
+    return Taken{count, recorder_->groups_from(groups_ + 1), recorder_->take_names()};
+  }
+  // Records that are not in the file.
+  uint64_t lost() {
+    const std::lock_guard lock(mutex_);
+    return is_given_up_ ? lost_ : recorder_->dropped();
   }
   void in_nanoseconds(Record& record) const {
     if ((record.flags & kRecordInCycles) == 0) return;
@@ -99,7 +115,8 @@ class Timeline::Writer {
       step();
     } catch (const std::exception& error) {
       has_failed_ = true;
-      recorder_->end();
+      const std::lock_guard lock(mutex_);
+      if (!is_given_up_) recorder_->end();
       log_.warning(std::string(error.what()) + "; the timeline ends here");
     }
   }
@@ -115,10 +132,12 @@ class Timeline::Writer {
 
   std::string reason_;  // written before is_over_
   std::atomic<bool> is_over_{false};
-  std::atomic<bool> is_given_up_{false};
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool is_done_ = false;  // guarded by mutex_
+  // Guarded by mutex_.
+  bool is_done_ = false;
+  bool is_given_up_ = false;
+  uint64_t lost_ = 0;  // where it is given up
 };
 
 Timeline::Timeline(const std::shared_ptr<Recorder>& recorder, const std::string& path, const std::string& process,

@@ -133,4 +133,11 @@ ROWS = (
         ("recorder_test::recorder: a quarter of the ring",),
         limit_s=20,
     ),
+    Mutation(
+        "given-up-without-count",
+        "csrc/recorder/timeline.cc",
+        "lost_ = recorder_->dropped() + recorder_->left();",
+        "lost_ = recorder_->dropped();",
+        ("timeline_faults_test::timeline: what a disk that hangs",),
+    ),
 )

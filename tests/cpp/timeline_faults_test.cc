@@ -1,0 +1,91 @@
+// A timeline whose disk fails or hangs, or whose place another user has prepared: what is lost is counted, no core is
+// taken, and no other file is touched.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "doctest/doctest.h"
+#include "ranks.h"
+#include "record_files.h"
+#include "recorder/timeline.h"
+
+namespace rr::test {
+namespace {
+
+// A file whose disk takes a page, and then nothing until it is read or closed.
+class SlowDisk {
+ public:
+  explicit SlowDisk(const std::string& path) {
+    REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
+    reader_ = Fd(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+    REQUIRE(::fcntl(reader_.get(), F_SETPIPE_SZ, 4096) > 0);
+  }
+  // All that is written until the writer closes the file.
+  std::string read() {
+    REQUIRE(::fcntl(reader_.get(), F_SETFL, 0) == 0);
+    std::string text;
+    char part[4096];
+    for (ssize_t got = 0; (got = ::read(reader_.get(), part, sizeof part)) > 0;)
+      text.append(part, static_cast<size_t>(got));
+    return text;
+  }
+  void fail() { reader_ = Fd(); }
+
+ private:
+  Fd reader_;
+};
+
+// Adds records until the ring is full, and a few more. Returns how many.
+uint64_t overfill(Recorder& recorder) {
+  uint64_t count = 0;
+  while (recorder.dropped() < 10) recorder.add(recorder.timeline(), numbered(count++));
+  return count;
+}
+
+std::set<std::string> threads() {
+  std::set<std::string> found;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) found.insert(entry.path().string());
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("timeline: what a disk that hangs keeps out of the file is counted at its end") {
+  const TemporaryFolder folder;
+  SlowDisk disk(folder.file("rank-0000.rr"));
+  const auto recorder = std::make_shared<Recorder>();
+  Timeline timeline(recorder, folder.file("rank-0000.rr"), "{}", nullptr, Log(LogLevel::kFatal, 0));
+  const uint64_t added = overfill(*recorder);
+  timeline.stop("the disk hangs");
+  Timeline next(recorder, folder.file("next.rr"), "{}", nullptr, Log());
+  recorder->add(recorder->timeline(), numbered(7));
+  const std::string text = disk.read();
+  CHECK(bodies(text, 5).size() == 1);
+  CHECK(records_in(text).size() + dropped_at_end(text) == added);
+  next.stop("the test is over");
+  const std::string of_next = content(folder.file("next.rr"));
+  REQUIRE(records_in(of_next).size() == 1);
+  CHECK(records_in(of_next)[0].number == 7);
+  CHECK(dropped_at_end(of_next) == 0);
+}
+
+TEST_CASE("timeline: a disk that hangs, and fails once it was given up, leaves the next timeline alone") {
+  const TemporaryFolder folder;
+  SlowDisk disk(folder.file("rank-0000.rr"));
+  const auto recorder = std::make_shared<Recorder>();
+  const size_t threads_before = threads().size();
+  Timeline timeline(recorder, folder.file("rank-0000.rr"), "{}", nullptr, Log(LogLevel::kFatal, 0));
+  overfill(*recorder);
+  timeline.stop("the disk hangs");
+  Timeline next(recorder, folder.file("next.rr"), "{}", nullptr, Log());
+  disk.fail();
+  CHECK_NOTHROW(wait_for([&] { return threads().size() == threads_before + 1; }));
+  CHECK(recorder->is_on());
+  next.stop("the test is over");
+}
+
+}  // namespace rr::test
