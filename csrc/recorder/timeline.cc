@@ -34,10 +34,11 @@ class Timeline::Writer {
 
   // Of the thread.
   void run() {
-    while (!is_over_.load(std::memory_order_acquire)) {
+    while (!has_failed_ && !is_over_.load(std::memory_order_acquire)) {
       recorder_->wait(kPauseNs, is_over_);
       unless_it_fails([this] { write(); });
     }
+    await_end();  // after a failure: nobody takes from the ring, which may be full
     unless_it_fails([this] {
       write();
       file_.write_end(reason_, lost());
@@ -50,10 +51,11 @@ class Timeline::Writer {
   // False: the thread has not ended the files in time.
   bool end(const std::string& reason) {
     recorder_->end();
+    std::unique_lock lock(mutex_);
     reason_ = reason;
     is_over_.store(true, std::memory_order_release);
     recorder_->hurry();
-    std::unique_lock lock(mutex_);
+    changed_.notify_all();
     if (changed_.wait_for(lock, kPatience, [this] { return is_done_; })) return true;
     lost_ = recorder_->dropped() + recorder_->left();
     is_given_up_ = true;
@@ -67,6 +69,10 @@ class Timeline::Writer {
     std::vector<RecordedGroup> groups;
     std::vector<std::pair<uint32_t, std::string>> names;
   };
+  void await_end() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return is_over_.load(); });
+  }
   // Records are taken first: of what they name, all is known by then. Memory that nothing was taken into is left alone,
   // for the sake of the core's cache.
   void write() {

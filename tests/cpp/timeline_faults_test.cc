@@ -52,7 +52,29 @@ std::set<std::string> threads() {
   return found;
 }
 
+// "S": it sleeps; "R": it runs, or could.
+std::string state_of(const std::string& thread) {
+  const std::string stat = content(thread + "/stat");
+  return stat.substr(stat.rfind(')') + 2, 1);
+}
+
 }  // namespace
+
+TEST_CASE("timeline: once a write has failed its thread sleeps, however much is left in the ring") {
+  const TemporaryFolder folder;
+  SlowDisk disk(folder.file("rank-0000.rr"));
+  const auto recorder = std::make_shared<Recorder>();
+  const std::set<std::string> before = threads();
+  Timeline timeline(recorder, folder.file("rank-0000.rr"), "{}", nullptr, Log(LogLevel::kFatal, 0));
+  std::set<std::string> made = threads();
+  for (const std::string& one : before) made.erase(one);
+  REQUIRE(made.size() == 1);
+  overfill(*recorder);
+  disk.fail();
+  CHECK_NOTHROW(wait_for([&] { return !recorder->is_on(); }));
+  CHECK_NOTHROW(wait_for([&] { return state_of(*made.begin()) == "S"; }));
+  timeline.stop("the test is over");
+}
 
 TEST_CASE("timeline: what a disk that hangs keeps out of the file is counted at its end") {
   const TemporaryFolder folder;

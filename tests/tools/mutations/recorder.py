@@ -140,4 +140,12 @@ ROWS = (
         "lost_ = recorder_->dropped();",
         ("timeline_faults_test::timeline: what a disk that hangs",),
     ),
+    Mutation(
+        "failed-timeline-spins",
+        "csrc/recorder/timeline.cc",
+        "while (!has_failed_ && ",
+        "while (",
+        ("timeline_faults_test::timeline: once a write has failed",),
+        limit_s=20,
+    ),
 )
