@@ -3,6 +3,8 @@
 
 #include <pybind11/stl.h>
 
+#include <cerrno>
+
 #include "base/never_destroyed.h"
 #include "collective/select.h"
 #include "data/dtype.h"
@@ -45,6 +47,19 @@ std::vector<std::string> algorithm_names() {
 
 namespace {
 
+// UnavailableError, whose cause is an OSError with the system's number, if there is one.
+[[noreturn]] void raise(const OutputError& error) {
+  const py::object type = py::module_::import("ringreduce.errors").attr("UnavailableError");
+  if (error.code == 0) {
+    py::set_error(type, error.what());
+  } else {
+    errno = error.code;
+    PyErr_SetFromErrno(PyExc_OSError);
+    py::raise_from(type.ptr(), error.what());
+  }
+  throw py::error_already_set();
+}
+
 std::shared_ptr<Recorder>& recorder_of_process() {
   static auto& instance = never_destroyed<std::shared_ptr<Recorder>>(std::make_shared<Recorder>());
   return instance;
@@ -59,15 +74,20 @@ void bind_timeline(py::module_& m) {
   m.def("ops", op_names);
   m.def("algorithms", algorithm_names);
   py::class_<Timeline, std::shared_ptr<Timeline>>(m, "Timeline")
-      .def(py::init([](const std::string& path, int rank, const std::string& process, int64_t monotonic_ns,
-                       int64_t realtime_ns, const std::string& trace, bool mark_cycles) {
-             const py::gil_scoped_release release;
-             const LiveTrace::Target target{trace, rank, monotonic_ns, realtime_ns, kinds_of_trace(), mark_cycles};
-             return guard_fork(std::make_unique<Timeline>(recorder(), path, process, trace.empty() ? nullptr : &target,
-                                                          Log(Settings::from_environment().log_level, rank)));
-           }),
-           py::arg("path"), py::arg("rank"), py::arg("process"), py::arg("monotonic_ns"), py::arg("realtime_ns"),
-           py::arg("trace") = "", py::arg("mark_cycles") = false)
+      .def(
+          py::init([](const std::string& path, int rank, const std::string& process, int64_t monotonic_ns,
+                      int64_t realtime_ns, const std::string& trace, bool mark_cycles) {
+            try {
+              const py::gil_scoped_release release;
+              const LiveTrace::Target target{trace, rank, monotonic_ns, realtime_ns, kinds_of_trace(), mark_cycles};
+              return guard_fork(std::make_unique<Timeline>(recorder(), path, process, trace.empty() ? nullptr : &target,
+                                                           Log(Settings::from_environment().log_level, rank)));
+            } catch (const OutputError& error) {
+              raise(error);
+            }
+          }),
+          py::arg("path"), py::arg("rank"), py::arg("process"), py::arg("monotonic_ns"), py::arg("realtime_ns"),
+          py::arg("trace") = "", py::arg("mark_cycles") = false)
       .def(
           "stop",
           [](Timeline& timeline, const std::string& reason) {

@@ -6,7 +6,7 @@
 
 namespace rr {
 
-LiveTrace::LiveTrace(const Target& target) : target_(target), file_(target.path) {
+LiveTrace::LiveTrace(const Target& target) : target_(target), file_(target.path, OutputFile::NamedBy::kUser) {
   text_ =
       "[\n{\"name\": \"start_time_since_epoch_in_micros\", \"ph\": \"M\", \"pid\": 0, "
       "\"args\": {\"start_time_since_epoch_in_micros\": " +

@@ -8,15 +8,10 @@
 #include <cstring>
 #include <utility>
 
-#include "base/errors.h"
-
 namespace rr {
 
-OutputFile::OutputFile(std::string path) : path_(std::move(path)) {
-  do {
-    fd_ = OwnedFd::from([this] { return ::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666); });
-  } while (!fd_ && errno == EINTR);
-  if (!fd_) throw UnavailableError(text() + "cannot be made: " + std::strerror(errno));
+OutputFile::OutputFile(std::string path, NamedBy who) : path_(std::move(path)) {
+  open(who);
   struct stat status;
   if (::fstat(fd_.get(), &status) != 0 || !S_ISREG(status.st_mode)) return;  // a pipe or a device
   // Of this process and not of its children. Some file systems know no locks.
@@ -24,21 +19,48 @@ OutputFile::OutputFile(std::string path) : path_(std::move(path)) {
   lock.l_type = F_WRLCK;
   lock.l_whence = SEEK_SET;
   if (::fcntl(fd_.get(), F_SETLK, &lock) != 0 && (errno == EACCES || errno == EAGAIN)) {
-    throw UnavailableError(text() + "is written by another process; give each job a place of its own");
+    throw error("is written by another process; give each job a place of its own", EAGAIN);
   }
-  if (::ftruncate(fd_.get(), 0) != 0) throw UnavailableError(text() + "cannot be emptied: " + std::strerror(errno));
+  if (::ftruncate(fd_.get(), 0) != 0) throw error("cannot be emptied", errno);
 }
 
-std::string OutputFile::text() const { return "the timeline's file " + path_ + " "; }
+void OutputFile::open(NamedBy who) {
+  const auto open_with = [this](int flags) {
+    do {
+      fd_ = OwnedFd::from([&] { return ::open(path_.c_str(), O_WRONLY | O_CLOEXEC | flags, 0666); });
+    } while (!fd_ && errno == EINTR);
+  };
+  if (who == NamedBy::kUser) {
+    open_with(O_CREAT);
+    if (!fd_) throw error("cannot be made", errno);
+    return;
+  }
+  open_with(O_CREAT | O_EXCL);
+  if (fd_) return;                                          // ours, whomever a network's file system names as its owner
+  if (errno == EEXIST) open_with(O_NOFOLLOW | O_NONBLOCK);  // a pipe that nobody reads is not waited for
+  if (!fd_) {
+    const int code = errno;
+    throw code == ELOOP ? error("cannot be made: it is a symbolic link", 0) : error("cannot be made", code);
+  }
+  struct stat status;
+  if (::fstat(fd_.get(), &status) == 0 && !S_ISCHR(status.st_mode) && status.st_uid != ::geteuid()) {
+    throw error("belongs to another user: remove it, or give another place", 0);
+  }
+  ::fcntl(fd_.get(), F_SETFL, 0);  // writes wait
+}
+
+// code 0: `what` says why.
+OutputError OutputFile::error(const std::string& what, int code) const {
+  const bool is_said = code == 0 || code == EAGAIN;
+  return {"the timeline's file " + path_ + " " + what + (is_said ? "" : std::string(": ") + std::strerror(code)), code};
+}
 
 void OutputFile::append(const void* bytes, size_t nbytes) {
   const char* left = static_cast<const char*>(bytes);
   while (nbytes != 0) {
     const ssize_t written = ::write(fd_.get(), left, nbytes);
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) {
-      throw UnavailableError(text() + "cannot be written: " + std::strerror(errno));
-    }
+    if (written < 0) throw error("cannot be written", errno);
     left += written;
     nbytes -= static_cast<size_t>(written);
   }

@@ -31,7 +31,8 @@ uint64_t sum_of_words(const void* bytes, size_t nbytes) {
 
 }  // namespace
 
-RecordFile::RecordFile(const std::string& path, const std::string& process) : file_(path) {
+RecordFile::RecordFile(const std::string& path, const std::string& process)
+    : file_(path, OutputFile::NamedBy::kTimeline) {
   write_json(Block::kProcess, process);
 }
 

@@ -8,6 +8,7 @@ operations. When the timeline ends, rank 0 writes the trace anew, from the files
 from __future__ import annotations
 
 import atexit
+import errno
 import fcntl
 import json
 import os
@@ -68,10 +69,7 @@ class Recording:
             "ops": _core.ops(),
             "algorithms": _core.algorithms(),
         }
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UnavailableError(f"the timeline's folder {folder} cannot be made: {error.strerror}") from error
+        _make(folder, is_named=trace is None)
         self._timeline = _core.Timeline(
             os.fspath(record_file.file_of(folder, rank)),
             rank,
@@ -185,6 +183,28 @@ def _begin(
         _current = Recording(folder, path if is_trace else None, rank, size, mark_cycles, is_asked_by_variable)
 
 
+def _make(folder: Path, is_named: bool) -> None:
+    """Makes the folder, unless it is there. is_named: by the user, and not after a trace.
+
+    Where everybody may write, another user may have made a folder of that name, or a link.
+    """
+    try:
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o777 if is_named else 0o755, parents=True)
+            return
+        if not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        owners = {folder.lstat().st_uid, folder.stat().st_uid}
+        # Who owns the folder around it has the trace in hand anyway. A network's file system may name one for all.
+        known = {0, os.geteuid(), folder.parent.stat().st_uid}
+    except OSError as error:
+        raise UnavailableError(f"the timeline's folder {folder} cannot be made: {error.strerror}") from error
+    if not is_named and not owners <= known:
+        raise UnavailableError(
+            f"the timeline's folder {folder} belongs to another user: remove it, or name another trace"
+        )
+
+
 def _remove_ranks_from(folder: Path, size: int) -> None:
     """Removes what ranks that this job does not have left here: those of a larger job that has ended."""
     for path in folder.glob(record_file.FILES):
@@ -206,7 +226,7 @@ def _clock_name() -> str:
 
 def _await_ends(folder: Path) -> None:
     deadline = time.monotonic() + _OTHERS_S
-    left = sorted(folder.glob(record_file.FILES))
+    left = [path for path in folder.glob(record_file.FILES) if path.is_file()]  # a pipe would be waited for
     while left and time.monotonic() < deadline:
         left = [path for path in left if not blocks.has_end(path)]
         if left:

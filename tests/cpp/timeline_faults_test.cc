@@ -110,4 +110,46 @@ TEST_CASE("timeline: a disk that hangs, and fails once it was given up, leaves t
   next.stop("the test is over");
 }
 
+TEST_CASE("timeline: a link in place of a rank's file is refused, and what it leads to is left alone") {
+  const TemporaryFolder folder;
+  std::ofstream(folder.file("thesis")) << "years of work";
+  std::filesystem::create_symlink(folder.file("thesis"), folder.file("rank-0000.rr"));
+  const auto recorder = std::make_shared<Recorder>();
+  CHECK_NOTHROW(expect_contains(
+      raised<UnavailableError>([&] { Timeline(recorder, folder.file("rank-0000.rr"), "{}", nullptr, Log()); }),
+      "it is a symbolic link"));
+  CHECK(content(folder.file("thesis")) == "years of work");
+  CHECK_FALSE(recorder->is_on());
+  // The trace's name is the user's, who may have made a link.
+  std::filesystem::create_symlink(folder.file("thesis"), folder.file("trace.json"));
+  const LiveTrace::Target target{folder.file("trace.json"), 0, 0, 0, {}, false};
+  Timeline(recorder, folder.file("rank-0001.rr"), "{}", &target, Log()).stop("");
+  CHECK(content(folder.file("thesis")).substr(0, 1) == "[");
+}
+
+TEST_CASE("timeline: a pipe that nobody reads is refused, and is not waited for") {
+  const TemporaryFolder folder;
+  REQUIRE(::mkfifo(folder.file("rank-0000.rr").c_str(), 0600) == 0);
+  CHECK_THROWS_AS(Timeline(std::make_shared<Recorder>(), folder.file("rank-0000.rr"), "{}", nullptr, Log()),
+                  UnavailableError);
+}
+
+TEST_CASE("timeline: another user's file is not written") {
+  if (::geteuid() != 0) {
+    MESSAGE("only root can make another user's file");
+    return;
+  }
+  const TemporaryFolder folder;
+  const std::string path = folder.file("rank-0000.rr");
+  std::ofstream(path) << "another user's";
+  REQUIRE(::chown(path.c_str(), 65534, 65534) == 0);
+  CHECK_NOTHROW(expect_contains(
+      raised<UnavailableError>([&] { Timeline(std::make_shared<Recorder>(), path, "{}", nullptr, Log()); }),
+      "belongs to another user"));
+  CHECK(content(path) == "another user's");
+  REQUIRE(::chown(path.c_str(), ::geteuid(), ::getegid()) == 0);
+  Timeline(std::make_shared<Recorder>(), path, "{}", nullptr, Log()).stop("");
+  CHECK(bodies(content(path), 5).size() == 1);
+}
+
 }  // namespace rr::test

@@ -148,4 +148,11 @@ ROWS = (
         ("timeline_faults_test::timeline: once a write has failed",),
         limit_s=20,
     ),
+    Mutation(
+        "link-to-another-file",
+        "csrc/recorder/output_file.cc",
+        "O_NOFOLLOW | O_NONBLOCK",
+        "O_NONBLOCK",
+        ("timeline_faults_test::timeline: a link in place",),
+    ),
 )
