@@ -26,6 +26,8 @@ _DYNAMIC = "DYNAMIC"
 """Horovod's value of HOROVOD_TIMELINE where start_timeline() will be called: nothing is begun before."""
 _OTHERS_S = 2.0
 """Rank 0 waits so long for the ends of the other ranks' files: they come at once, unless a rank was killed."""
+_NO_REASON_TO_END = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EAGAIN}
+"""Of a training: a disk that is full or broken, and a file that another process writes (EAGAIN)."""
 _MERGED_NBYTES_MOST = 64 << 20
 """Of records, a million of them, that rank 0 merges at the end by itself: in some seconds, with a GiB of memory."""
 
@@ -125,8 +127,8 @@ def begin(path: str | os.PathLike[str], rank: int, size: int, mark_cycles: bool)
 def begin_by_environment(rank: int, size: int) -> None:
     """Begins the timeline that RINGREDUCE_TIMELINE or HOROVOD_TIMELINE asks for, unless one is on.
 
-    It is on until the process ends. A process that has inherited the variable from another one whose timeline is on has
-    none, and says so.
+    It is on until the process ends, or is of another rank or size. A process that has inherited the variable from
+    another one whose timeline is on has none, and says so; likewise where the disk is full, or broken.
 
     Raises:
         InvalidArgumentError: the files cannot be made; names the variable.
@@ -149,7 +151,7 @@ def begin_by_environment(rank: int, size: int) -> None:
         _begin(path, rank, size, mark_cycles, is_asked_by_variable=True, is_trace=is_trace)
     except (UnavailableError, RuntimeError) as error:  # RuntimeError: ~name of nobody
         what = f"{knob.origin}={knob.value}: {error}"
-        if "by another process" not in str(error):
+        if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in _NO_REASON_TO_END:
             raise InvalidArgumentError(what) from error
         print(f"ringreduce: no timeline of this process: {what}", file=sys.stderr)
 

@@ -1,4 +1,4 @@
-"""A timeline in a place that another user has prepared touches no other file."""
+"""Timelines that cannot be written, or not any more: the training goes on, and no other file is touched."""
 
 from __future__ import annotations
 
@@ -27,6 +27,37 @@ def run(code: str, *command: str, **variables: str) -> subprocess.CompletedProce
         text=True,
         timeout=SOON_S * 3,
     )
+
+
+def test_a_disk_that_is_full_at_the_start_does_not_end_the_training(tmp_path: Path) -> None:
+    (tmp_path / "trace").symlink_to("/dev/full")
+    ended = run(SUMS, HOROVOD_TIMELINE=str(tmp_path / "trace"))
+    assert (ended.returncode, ended.stdout) == (0, "trained\n"), ended.stderr
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"ringreduce: no timeline of this process: HOROVOD_TIMELINE={tmp_path}/trace: ")
+    assert line.endswith("cannot be written: No space left on device")
+
+
+def test_start_timeline_raises_where_the_disk_is_full(tmp_path: Path) -> None:
+    (tmp_path / "trace").symlink_to("/dev/full")
+    code = f"""
+import errno, ringreduce as hvd
+with hvd.init():
+    try:
+        hvd.start_timeline({str(tmp_path / "trace")!r})
+    except hvd.UnavailableError as error:
+        assert isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.ENOSPC
+        print(error)
+"""
+    assert run(code).stdout.endswith("cannot be written: No space left on device\n")
+
+
+@pytest.mark.parametrize("name", ["No space left on device", "by another process"])
+def test_no_name_makes_another_error_a_full_disk(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("no folder")
+    ended = run(SUMS, RINGREDUCE_TIMELINE=str(tmp_path / name / "records"))
+    assert ended.returncode == 1
+    assert "InvalidArgumentError: RINGREDUCE_TIMELINE=" in ended.stderr
 
 
 def test_a_new_folder_of_records_is_writable_by_its_user_alone(tmp_path: Path) -> None:
