@@ -7,6 +7,9 @@
 namespace rr {
 namespace {
 
+// All blocks that a member sends lie in one tensor, and all that it takes; its own come straight from the first.
+constexpr size_t kTensor = 0;
+constexpr size_t kOwn = 1;
 constexpr size_t kLargestBlock = 128 << 10;  // bytes; copying more takes longer than the others poll before they sleep
 
 // No more of a slot than the largest block needs.
@@ -33,7 +36,8 @@ class Exchange final : public Staged {
       if (static_cast<int>(block) == job_.own_block) continue;  // see take
       const Range bytes = chunk({0, job_.outgoing[block].nbytes}, block_nbytes_, round);
       if (bytes.empty()) continue;
-      copy_in(slot(team_.me, round) + block * block_nbytes_, job_.outgoing[block].src + bytes.begin, bytes.count());
+      copy_in(slot(team_.me, round) + block * block_nbytes_, job_.outgoing[block].src + bytes.begin, bytes.count(),
+              kTensor);
     }
   }
 
@@ -41,10 +45,11 @@ class Exchange final : public Staged {
     for (const ExchangeJob::Incoming& in : job_.incoming) {
       const Range bytes = chunk({0, in.nbytes}, block_nbytes_, round);
       if (bytes.empty()) continue;
-      const std::byte* src = in.member == team_.me
-                                 ? job_.outgoing[static_cast<size_t>(in.block)].src + bytes.begin
-                                 : slot(in.member, round) + static_cast<size_t>(in.block) * block_nbytes_;
-      if (in.dst + bytes.begin != src) copy_out(in.dst + bytes.begin, src, bytes.count(), streams_);
+      const bool is_own = in.member == team_.me;
+      const std::byte* src = is_own ? job_.outgoing[static_cast<size_t>(in.block)].src + bytes.begin
+                                    : slot(in.member, round) + static_cast<size_t>(in.block) * block_nbytes_;
+      if (in.dst + bytes.begin != src)
+        copy_out(in.dst + bytes.begin, src, bytes.count(), is_own ? kOwn : kTensor, streams_);
     }
   }
 

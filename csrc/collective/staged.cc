@@ -11,16 +11,6 @@ namespace {
 constexpr size_t kFewCopies = 2;
 constexpr size_t kLongCopy = 64 << 10;  // bytes, 1.3 us at 50 GB/s: about as long as it takes to issue a copy
 
-// What continues the part before is one with it.
-void add_part(std::vector<DevicePart>& parts, std::byte* dst, const std::byte* src, size_t nbytes) {
-  if (nbytes == 0) return;
-  if (!parts.empty() && parts.back().dst + parts.back().count == dst && parts.back().src + parts.back().count == src) {
-    parts.back().count += nbytes;
-  } else {
-    parts.push_back({src, dst, nbytes});
-  }
-}
-
 }  // namespace
 
 // Small rounds wander through the slots. Always in the same place they would write over lines that are still in the
@@ -61,6 +51,20 @@ void Staged::record_put() {
 
 void Staged::record_take() {
   team_.stage.progress[team_.rank()].take.store(team_.first_round + ++take_, std::memory_order_release);
+}
+
+// What continues the part before is one with it, within a tensor: the next tensor may be in another allocation, and no
+// copy of the driver's goes from one into the next.
+void Staged::add_part(std::byte* dst, const std::byte* src, size_t nbytes, size_t tensor) {
+  if (nbytes == 0) return;
+  const bool continues = !parts_.empty() && last_tensor_ == tensor && parts_.back().dst + parts_.back().count == dst &&
+                         parts_.back().src + parts_.back().count == src;
+  if (continues) {
+    parts_.back().count += nbytes;
+  } else {
+    parts_.push_back({src, dst, nbytes});
+  }
+  last_tensor_ = tensor;
 }
 
 // The copies that a put or take asked for. Few long ones are the copy engines' work; many short ones go in one launch.
@@ -122,13 +126,13 @@ bool Staged::needs(int rank) const {
          line.fold.load(std::memory_order_acquire) < team_.first_round + rounds_;
 }
 
-void Staged::copy_in(std::byte* slot, const std::byte* src, size_t nbytes) {
-  on_device() ? add_part(parts_, slot, src, nbytes) : team_.writer->write(slot, src, nbytes);
+void Staged::copy_in(std::byte* slot, const std::byte* src, size_t nbytes, size_t tensor) {
+  on_device() ? add_part(slot, src, nbytes, tensor) : team_.writer->write(slot, src, nbytes);
   team_.bytes_copied->fetch_add(nbytes, std::memory_order_relaxed);
 }
 
-void Staged::copy_out(std::byte* dst, const std::byte* slot, size_t nbytes, bool streams) {
-  on_device() ? add_part(parts_, dst, slot, nbytes)
+void Staged::copy_out(std::byte* dst, const std::byte* slot, size_t nbytes, size_t tensor, bool streams) {
+  on_device() ? add_part(dst, slot, nbytes, tensor)
   : streams   ? stream(dst, slot, nbytes)
               : void(std::memcpy(dst, slot, nbytes));
   team_.bytes_copied->fetch_add(nbytes, std::memory_order_relaxed);

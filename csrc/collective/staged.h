@@ -35,9 +35,10 @@ class Staged : public Algorithm {
     return team_.stage.slot(team_.members[static_cast<size_t>(member)], n) +
            n / team_.stage.slot_count % turns_ * part_;
   }
-  // With operands on a GPU the copies of a put or take are issued together when it returns.
-  void copy_in(std::byte* slot, const std::byte* src, size_t nbytes);
-  void copy_out(std::byte* dst, const std::byte* slot, size_t nbytes, bool streams = false);
+  // With operands on a GPU the copies of a put or take are issued together when it returns. tensor: which of the job's
+  // tensors it is.
+  void copy_in(std::byte* slot, const std::byte* src, size_t nbytes, size_t tensor);
+  void copy_out(std::byte* dst, const std::byte* slot, size_t nbytes, size_t tensor, bool streams = false);
   bool on_device() const { return team_.device != nullptr; }
   size_t folded() const { return fold_; }
 
@@ -47,6 +48,7 @@ class Staged : public Algorithm {
  private:
   bool peers_reached(std::atomic<uint64_t> Progress::*counter, size_t round) const;
   bool slot_is_free(size_t round) const;
+  void add_part(std::byte* dst, const std::byte* src, size_t nbytes, size_t tensor);
   void issue(WorkStream work_stream, std::vector<Mark>& marks);
   bool land(std::vector<Mark>& marks) const;
   void record_put();
@@ -64,6 +66,7 @@ class Staged : public Algorithm {
   std::vector<Mark> puts_;   // of rounds put_ to putting_
   std::vector<Mark> takes_;  // likewise
   std::vector<DevicePart> parts_;
+  size_t last_tensor_ = 0;  // of parts_
 };
 
 // A rank without a part in a job accounts for its rounds.

@@ -53,7 +53,8 @@ class TwoShot final : public Staged {
       if (i == team_.me && !on_device()) continue;
       const Part p = part(round, i);
       for_each_part(job_.pieces, p.range, [&](const Piece& piece, size_t offset, size_t n, size_t position) {
-        copy_in(mine + p.slot_offset + (position - p.range.begin) * item_, piece.src + offset * item_, n * item_);
+        copy_in(mine + p.slot_offset + (position - p.range.begin) * item_, piece.src + offset * item_, n * item_,
+                index(piece));
       });
     }
   }
@@ -119,12 +120,14 @@ class TwoShot final : public Staged {
       const std::byte* theirs = slot(i, round);
       for_each_part(job_.pieces, p.range, [&](const Piece& piece, size_t offset, size_t n, size_t position) {
         const size_t at = scatters ? position - job_.owned[me()].begin : offset;
-        copy_out(piece.dst + at * item_, theirs + p.slot_offset + (position - p.range.begin) * item_, n * item_);
+        copy_out(piece.dst + at * item_, theirs + p.slot_offset + (position - p.range.begin) * item_, n * item_,
+                 index(piece));
       });
     }
   }
 
   size_t me() const { return static_cast<size_t>(team_.me); }
+  size_t index(const Piece& piece) const { return static_cast<size_t>(&piece - job_.pieces.data()); }
 
   ReduceJob job_;
   size_t item_;

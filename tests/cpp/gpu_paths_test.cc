@@ -61,6 +61,49 @@ TEST_CASE("GPUs: chunks of all sizes, in one round and in many") {
   }
 }
 
+// The end of an allocation, and the beginning of the one that lies behind it without a gap.
+std::vector<std::byte*> neighbours(FakeDevice& gpu, size_t nbytes) {
+  constexpr size_t kMost = 256;
+  constexpr size_t kWhole = 4096;
+  std::vector<std::byte*> all;
+  for (size_t i = 0; i < kMost; ++i) {
+    std::byte* const latest = gpu.allocate(kWhole);
+    for (std::byte* const other : all) {
+      if (other + kWhole == latest) return {latest - nbytes, latest};
+      if (latest + kWhole == other) return {other - nbytes, other};
+    }
+    all.push_back(latest);
+  }
+  throw Error("no allocation lies behind another one");
+}
+
+TEST_CASE("GPUs: no copy goes from one allocation into the next, though their tensors are copied together") {
+  const Environment environment{{"RINGREDUCE_GPU_PATH", "staged"}};
+  constexpr size_t kCount = 256;  // both fit into a chunk
+  CHECK_NOTHROW(run_ranks(2, on_gpu(own_gpus(3), [](GpuRank& rank) {
+                            Request request = request_of(Kind::kAllreduce);
+                            std::vector<const uint32_t*> results;
+                            for (std::byte* const memory : neighbours(rank.gpu, kCount * sizeof(uint32_t))) {
+                              TensorView tensor;
+                              tensor.data = memory;
+                              tensor.dtype = DType::kInt32;
+                              tensor.place = Place::kDevice;
+                              tensor.set_shape(1, [](size_t) { return kCount; });
+                              auto* const numbers = reinterpret_cast<uint32_t*>(FakeDevice::host(memory));
+                              for (size_t i = 0; i < kCount; ++i) {
+                                numbers[i] = static_cast<uint32_t>(rank.rank.rank + 1) * static_cast<uint32_t>(i);
+                              }
+                              results.push_back(numbers);
+                              request.srcs.push_back(tensor);
+                            }
+                            request.dsts = request.srcs;
+                            run(rank, request);
+                            for (const uint32_t* const numbers : results) {
+                              for (size_t i = 0; i < kCount; ++i) expect(numbers[i] == 3 * i, "the sum");
+                            }
+                          })));
+}
+
 TEST_CASE("GPUs: process sets of their own, at the same time") {
   for (const char* path : {"ipc", "staged"}) {
     CAPTURE(path);
