@@ -95,8 +95,9 @@ class Device {
   virtual void release(std::byte* data) = 0;
   virtual void free_released() = 0;  // and closes the mappings that have been forgotten
   virtual size_t released_nbytes() = 0;
-  // The allocation that an operand lies in; offset: where in it.
-  virtual DeviceExport exported(const std::byte* data, size_t nbytes, uint64_t& offset) = 0;
+  // The allocation that an operand lies in; offset: where in it. Others can map it as long as `keep` lives.
+  virtual DeviceExport exported(const std::byte* data, size_t nbytes, uint64_t& offset,
+                                std::shared_ptr<void>& keep) = 0;
   // Where the allocation of a peer begins in this process; the own ones too. Mapped once and kept until `forget`, or
   // until it is the one of kImports mappings that nobody has asked for longest: ask anew for every operation.
   static constexpr size_t kImports = 4096;

@@ -18,6 +18,7 @@ bool is_pending(const Operation& operation) {
 void end(const Resources& from, Operation& operation, State state, std::exception_ptr error = nullptr) {
   record_end(from, operation, state == State::kFailed);
   operation.keep.reset();
+  operation.exports.clear();
   operation.error = std::move(error);
   operation.state.store(state, std::memory_order_release);
 }

@@ -124,6 +124,7 @@ struct Operation {
 
   // On a GPU: inputs and outputs, if other processes could map them.
   std::vector<DeviceOperand> operands;
+  DeviceExports exports;         // of the operands, until the operation has ended
   PinnedArena* arena = nullptr;  // of a host copy, whose output comes from there
 
   std::shared_ptr<void> keep;

@@ -189,7 +189,8 @@ TEST_CASE("cuda device: after a sticky error every call repeats the first, and t
     repeats([&] { device->passed({WorkStream::kToHost, 0}); });
     repeats([&] { device->record(nullptr); });
     uint64_t offset = 0;
-    repeats([&] { device->exported(data, 64, offset); });
+    std::shared_ptr<void> keep;
+    repeats([&] { device->exported(data, 64, offset, keep); });
     device->release(data);
   }
   fake.reset();

@@ -26,6 +26,11 @@ void fill(cu::DevicePtr at, size_t allocation, size_t nbytes) {  // nothing is u
   for (size_t i = 0; i < nbytes; ++i) host_ptr(at)[i] = pattern(allocation, i);
 }
 
+DeviceExport exported(Device& device, const std::byte* data, size_t nbytes, uint64_t& offset) {
+  std::shared_ptr<void> keep;  // there is room for all
+  return device.exported(data, nbytes, offset, keep);
+}
+
 template <class T>
 void send(int fd, const T& data) {
   if (::write(fd, &data, sizeof data) != static_cast<ssize_t>(sizeof data)) throw Error(with_errno("write"));
@@ -170,7 +175,7 @@ TEST_CASE("cuda peers: another process maps allocations, and keeps no more than 
     for (size_t round = 0; round < 2; ++round) {
       for (size_t i = 0; i < kExports; ++i) {
         uint64_t offset = 0;
-        const DeviceExport made = device->exported(host_ptr(at[i] + 512), 9000, offset);
+        const DeviceExport made = exported(*device, host_ptr(at[i] + 512), 9000, offset);
         CHECK(made.uid != 0);
         CHECK(made.fd == -1);
         CHECK(made.nbytes == 10000 + 1000 * i);
@@ -191,7 +196,7 @@ TEST_CASE("cuda peers: what the owner has freed makes way for what is at its add
   for (size_t round = 0; round < 10; ++round) {
     const cu::DevicePtr at = program.allocate(7000);
     uint64_t offset = 0;
-    check_peer_reads_and_writes(peer, device->exported(host_ptr(at), 7000, offset), 0, at, 0, 7000);
+    check_peer_reads_and_writes(peer, exported(*device, host_ptr(at), 7000, offset), 0, at, 0, 7000);
     addresses.insert(at);
     fake.driver->mem_free(at);
   }
@@ -206,18 +211,18 @@ TEST_CASE("cuda peers: another process maps what lies in several pieces") {
   const Pieces pieces(fake, 3);
   const size_t begin = Pieces::kPiece - 4096;
   uint64_t offset = 0;
-  const DeviceExport all = device->exported(host_ptr(pieces.base() + begin), Pieces::kPiece + 8192, offset);
+  const DeviceExport all = exported(*device, host_ptr(pieces.base() + begin), Pieces::kPiece + 8192, offset);
   CHECK(all.fd >= 0);
   CHECK(all.nbytes == 3 * Pieces::kPiece);
   CHECK(offset == begin);
   check_peer_reads_and_writes(peer, all, offset, pieces.base() + begin, 0, Pieces::kPiece + 8192);
   // One piece alone is another export, and the same when it is asked for again.
-  const DeviceExport one = device->exported(host_ptr(pieces.base() + Pieces::kPiece), 100, offset);
+  const DeviceExport one = exported(*device, host_ptr(pieces.base() + Pieces::kPiece), 100, offset);
   CHECK(one.nbytes == Pieces::kPiece);
   CHECK(offset == 0);
   CHECK(one.uid != all.uid);
   check_peer_reads_and_writes(peer, one, 0, pieces.base() + Pieces::kPiece, 0, 100);
-  CHECK(device->exported(host_ptr(pieces.base() + Pieces::kPiece + 200), 100, offset).uid == one.uid);
+  CHECK(exported(*device, host_ptr(pieces.base() + Pieces::kPiece + 200), 100, offset).uid == one.uid);
   // A pid that is somebody else's by now, or in another namespace.
   DeviceExport lost = one;
   lost.uid = 12345;
@@ -228,13 +233,44 @@ TEST_CASE("cuda peers: another process maps what lies in several pieces") {
   CHECK(error.find("RINGREDUCE_GPU_PATH=nccl or staged") != std::string::npos);
 }
 
+TEST_CASE("cuda peers: an export stays while it is kept, and what finds no room cannot be mapped for now") {
+  auto& fake = FakeCuda::get();
+  Program program(fake);
+  const CudaContext context(fake.driver, 0);
+  const CudaContext::Current current(context);
+  CudaExports exports(context, 6);  // descriptors, of which an export of two pieces needs three
+  const Peer peer;
+  const Pieces first(fake, 2), second(fake, 2), third(fake, 2);
+  constexpr size_t kAll = 2 * Pieces::kPiece;
+  uint64_t offset = 0;
+  std::shared_ptr<void> kept, other, none;
+  const DeviceExport made = exports.exported(host_ptr(first.base()), kAll, offset, kept);
+  CHECK(made.uid != 0);
+  for (int turn = 0; turn < 3; ++turn) {  // only one of these has room beside it
+    for (const Pieces* const pieces : {&second, &third}) {
+      CHECK(exports.exported(host_ptr(pieces->base()), kAll, offset, none).uid != 0);
+      none.reset();
+    }
+  }
+  check_peer_reads_and_writes(peer, made, 0, first.base(), 0, 100);
+  CHECK(exports.exported(host_ptr(second.base()), kAll, offset, other).uid != 0);
+  CHECK(exports.exported(host_ptr(third.base()), kAll, offset, none).uid == 0);
+  CHECK((none == nullptr));
+  CHECK(exports.exported(host_ptr(first.base()), kAll, offset, none).uid == made.uid);
+  none.reset();
+  kept.reset();
+  const DeviceExport now = exports.exported(host_ptr(third.base()), kAll, offset, none);
+  CHECK(now.uid != 0);
+  check_peer_reads_and_writes(peer, now, 0, third.base(), 0, 100);
+}
+
 TEST_CASE("cuda peers: what the driver refuses is an error with a way out") {
   auto& fake = FakeCuda::get();
   const auto device = fake.device(0);
   Program program(fake);
   const cu::DevicePtr at = program.allocate(5000);
   uint64_t offset = 0;
-  const DeviceExport made = device->exported(host_ptr(at), 5000, offset);
+  const DeviceExport made = exported(*device, host_ptr(at), 5000, offset);
   fill(at, 0, 5000);
   {
     const Peer peer("cuIpcOpenMemHandle:1:217,cuIpcOpenMemHandle:1:201");
@@ -257,9 +293,9 @@ TEST_CASE("cuda peers: memory freed and allocated anew is another allocation") {
   for (int round = 0; round < 20; ++round) {
     const cu::DevicePtr at = program.allocate(4096);
     uint64_t offset = 0;
-    uids.insert(device->exported(host_ptr(at), 4096, offset).uid);
-    CHECK(device->exported(host_ptr(at + 100), 1, offset).uid ==
-          *uids.find(device->exported(host_ptr(at), 0, offset).uid));
+    uids.insert(exported(*device, host_ptr(at), 4096, offset).uid);
+    CHECK(exported(*device, host_ptr(at + 100), 1, offset).uid ==
+          *uids.find(exported(*device, host_ptr(at), 0, offset).uid));
     addresses.insert(at);
     fake.driver->mem_free(at);
   }
@@ -274,24 +310,24 @@ TEST_CASE("cuda peers: memory that nobody can map says so, and what is no device
   uint64_t offset = 0;
   cu::DevicePtr pool = 0;
   FakeCuda::check(fake.cuMemAllocAsync(&pool, 100, nullptr), "cuMemAllocAsync");
-  CHECK(device->exported(host_ptr(pool), 100, offset).uid == 0);
-  CHECK_THROWS_AS(device->imported(device->exported(host_ptr(pool), 100, offset)), InvalidArgumentError);
+  CHECK(exported(*device, host_ptr(pool), 100, offset).uid == 0);
+  CHECK_THROWS_AS(device->imported(exported(*device, host_ptr(pool), 100, offset)), InvalidArgumentError);
   fake.cuMemFreeAsync(pool, nullptr);
   {
     const Pieces private_pieces(fake, 2, false);
-    CHECK(device->exported(host_ptr(private_pieces.base()), 100, offset).uid == 0);
+    CHECK(exported(*device, host_ptr(private_pieces.base()), 100, offset).uid == 0);
   }
   const cu::DevicePtr at = program.allocate(100);
   fake.fail("cuIpcGetMemHandle:1:801");
-  CHECK(device->exported(host_ptr(at), 100, offset).uid == 0);
+  CHECK(exported(*device, host_ptr(at), 100, offset).uid == 0);
   fake.driver->mem_free(at);
   float here = 0;
-  CHECK_THROWS_WITH_AS(device->exported(reinterpret_cast<std::byte*>(&here), 4, offset),
+  CHECK_THROWS_WITH_AS(exported(*device, reinterpret_cast<std::byte*>(&here), 4, offset),
                        doctest::Contains("not (or not all) in device memory"), InvalidArgumentError);
   const Program other(fake, 1);
   cu::DevicePtr far = 0;
   FakeCuda::check(fake.driver->mem_alloc(&far, 100), "cuMemAlloc");
-  CHECK_THROWS_WITH_AS(device->exported(host_ptr(far), 100, offset), doctest::Contains("memory of GPU 1"),
+  CHECK_THROWS_WITH_AS(exported(*device, host_ptr(far), 100, offset), doctest::Contains("memory of GPU 1"),
                        InvalidArgumentError);
   fake.driver->mem_free(far);
 }
@@ -302,7 +338,7 @@ TEST_CASE("cuda peers: within a process memory is where it is, and another GPU g
   const auto other = fake.device(1);
   std::byte* const data = device->allocate(5000);
   uint64_t offset = 0;
-  const DeviceExport made = device->exported(data + 300, 1000, offset);
+  const DeviceExport made = exported(*device, data + 300, 1000, offset);
   CHECK(offset == 300);
   CHECK(device->imported(made) == data);
   const uint64_t enabled = fake.calls("cuCtxEnablePeerAccess");

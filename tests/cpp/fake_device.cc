@@ -88,9 +88,9 @@ std::byte* FakeDevice::allocate(size_t nbytes) {
   return space_.allocate(nbytes);
 }
 
-DeviceExport FakeDevice::exported(const std::byte* data, size_t nbytes, uint64_t& offset) {
+DeviceExport FakeDevice::exported(const std::byte* data, size_t nbytes, uint64_t& offset, std::shared_ptr<void>& keep) {
   check();
-  return space_.exported(data, nbytes, offset);
+  return space_.exported(data, nbytes, offset, keep);
 }
 
 std::byte* FakeDevice::imported(const DeviceExport& peer) {

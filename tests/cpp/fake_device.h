@@ -76,7 +76,7 @@ class FakeDevice final : public Device {
   void release(std::byte* data) override { space_.release(data); }
   void free_released() override { forgotten_ = 0; }
   size_t released_nbytes() override { return 0; }
-  DeviceExport exported(const std::byte* data, size_t nbytes, uint64_t& offset) override;
+  DeviceExport exported(const std::byte* data, size_t nbytes, uint64_t& offset, std::shared_ptr<void>& keep) override;
   std::byte* imported(const DeviceExport& peer) override;
   void forget(uint64_t uid) override {
     space_.forget(uid);

@@ -26,6 +26,7 @@ struct FakeBlock {
   DeviceId device;
   std::shared_ptr<std::vector<std::byte>> bytes;
   std::atomic<bool> is_released{false};
+  std::atomic<int> keepers{0};  // of its exports
 
   FakeBlock(size_t size, uint64_t number, DeviceId id, std::shared_ptr<std::vector<std::byte>> memory)
       : nbytes(size), uid(number), device(id), bytes(std::move(memory)) {
@@ -122,7 +123,7 @@ class FakeSpace {
     FakeMemory::all().remove(*block->second);
     owned_.erase(block);
   }
-  DeviceExport exported(const std::byte* data, size_t nbytes, uint64_t& offset) {
+  DeviceExport exported(const std::byte* data, size_t nbytes, uint64_t& offset, std::shared_ptr<void>& keep) {
     const auto block = FakeMemory::all().find(data);
     if (block == nullptr) throw InvalidArgumentError("exported: no memory of a fake GPU");
     offset = static_cast<uint64_t>(data - block->address);
@@ -131,6 +132,8 @@ class FakeSpace {
     memory.uid = exports_ ? block->uid : 0;
     memory.nbytes = block->nbytes;
     memory.device = block->device;
+    block->keepers.fetch_add(1);
+    keep = std::shared_ptr<void>(block.get(), [block](void*) { block->keepers.fetch_sub(1); });
     return memory;
   }
   std::byte* imported(const DeviceExport& peer) {
@@ -142,6 +145,7 @@ class FakeSpace {
     if (const auto known = imported_.find(peer.uid); known != imported_.end()) return known->second->address;
     const auto owner = FakeMemory::all().owner(peer.uid);
     if (owner == nullptr) throw InternalError(name_ + ": cuIpcOpenMemHandle: invalid resource handle");
+    if (owner->keepers.load() == 0) throw InternalError(name_ + ": an export that nobody keeps any more");
     ++mappings_;
     auto mapping = FakeMemory::all().add(owner->nbytes, owner->device, owner.get());
     imported_[peer.uid] = mapping;

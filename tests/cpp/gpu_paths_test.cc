@@ -168,11 +168,13 @@ TEST_CASE("mappings: each is made once, and the least recently used and the idle
   CHECK((DeviceMappings::of(device) == DeviceMappings::of(device)));
   DeviceMappings mappings(device, 2);
   std::vector<DeviceExport> exports;
+  DeviceExports kept;
   std::vector<std::byte*> memory;
   for (int i = 0; i < 4; ++i) {
     memory.push_back(owner.allocate(100));
-    exports.push_back(device_operand(owner, memory.back() + 8, 16).memory);
-    CHECK(device_operand(owner, memory.back() + 8, 16).offset == 8);
+    const DeviceOperand operand = device_operand(owner, memory.back() + 8, 16, kept);
+    exports.push_back(operand.memory);
+    CHECK(operand.offset == 8);
   }
   std::byte* const first = mappings.hold(exports[0]);
   CHECK(mappings.hold(exports[0]) == first);

@@ -23,7 +23,9 @@ struct DeviceOperand {
   uint64_t offset = 0;
   uint64_t nbytes = 0;
 };
-DeviceOperand device_operand(Device& device, const std::byte* data, size_t nbytes);
+// As long as what has been added to `exports` lives, others can map it.
+using DeviceExports = std::vector<std::shared_ptr<void>>;
+DeviceOperand device_operand(Device& device, const std::byte* data, size_t nbytes, DeviceExports& exports);
 
 // The peers' allocations that this process has mapped for a GPU. A mapping keeps the memory that its owner has freed
 // meanwhile, so those that have not been used for a while, or for longest, are forgotten. Thread-safe.
@@ -73,6 +75,7 @@ struct IpcJob {
 
   std::vector<DeviceOperand> operands;     // of this rank; as many on all: input and output of each tensor in turn
   std::vector<std::byte*> own;             // the same, as this rank addresses them
+  DeviceExports exports;                   // of those that the operation does not keep itself
   std::vector<ReduceJob> reductions;       // their pieces are the tensors, in the same order on all
   std::vector<CopyRequest> copy_requests;  // or what this rank wants to have moved: at most one of each member
   std::function<std::unique_ptr<Algorithm>(Team)> otherwise;

@@ -9,10 +9,13 @@
 
 namespace rr {
 
-DeviceOperand device_operand(Device& device, const std::byte* data, size_t nbytes) {
+DeviceOperand device_operand(Device& device, const std::byte* data, size_t nbytes, DeviceExports& exports) {
   DeviceOperand operand;
   operand.nbytes = nbytes;
-  if (nbytes != 0) operand.memory = device.exported(data, nbytes, operand.offset);
+  if (nbytes == 0) return operand;
+  std::shared_ptr<void> keep;
+  operand.memory = device.exported(data, nbytes, operand.offset, keep);
+  if (keep != nullptr) exports.push_back(std::move(keep));
   return operand;
 }
 

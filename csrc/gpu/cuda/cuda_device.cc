@@ -91,9 +91,9 @@ void CudaDevice::free_released() {
   imports_.close_forgotten();
 }
 
-DeviceExport CudaDevice::exported(const std::byte* data, size_t nbytes, uint64_t& offset) {
+DeviceExport CudaDevice::exported(const std::byte* data, size_t nbytes, uint64_t& offset, std::shared_ptr<void>& keep) {
   const Current current(context_);
-  return exports_.exported(data, nbytes, offset);
+  return exports_.exported(data, nbytes, offset, keep);
 }
 
 std::byte* CudaDevice::imported(const DeviceExport& peer) {

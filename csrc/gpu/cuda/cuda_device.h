@@ -33,7 +33,7 @@ class CudaDevice final : public Device {
   void release(std::byte* data) override { memory_.release(data); }
   void free_released() override;
   size_t released_nbytes() override { return memory_.released_nbytes(); }
-  DeviceExport exported(const std::byte* data, size_t nbytes, uint64_t& offset) override;
+  DeviceExport exported(const std::byte* data, size_t nbytes, uint64_t& offset, std::shared_ptr<void>& keep) override;
   std::byte* imported(const DeviceExport& peer) override;
   void forget(uint64_t uid) override;
   size_t forgotten() override { return imports_.forgotten(); }

@@ -72,23 +72,27 @@ std::vector<CudaExports::Piece> CudaExports::pieces_of(cu::DevicePtr data, size_
   return pieces;
 }
 
-DeviceExport CudaExports::exported(const std::byte* data, size_t nbytes, uint64_t& offset) {
+DeviceExport CudaExports::exported(const std::byte* data, size_t nbytes, uint64_t& offset,
+                                   std::shared_ptr<void>& keep) {
   const std::vector<Piece> pieces = pieces_of(device_ptr(data), nbytes);
   offset = device_ptr(data) - pieces.front().base;
   uint64_t uid = process_number();
   for (const Piece& piece : pieces) uid = mixed(uid + piece.id * 0x9e3779b97f4a7c15ULL);
   if (uid == 0) uid = 1;
   const std::lock_guard lock(mutex_);
-  auto known = kept_.find(uid);
-  if (known == kept_.end()) known = kept_.emplace(uid, made(pieces, uid)).first;
-  known->second.touched = ++clock_;
-  return known->second.made;
+  const auto known = kept_.find(uid);
+  const KeptPtr kept = known != kept_.end() ? known->second : made(pieces, uid);
+  if (known == kept_.end() && kept->has_room) kept_.emplace(uid, kept);
+  kept->touched = ++clock_;
+  keep = kept->fds.empty() ? nullptr : kept;  // a handle stays valid by itself
+  return kept->made;
 }
 
-CudaExports::Kept CudaExports::made(const std::vector<Piece>& pieces, uint64_t uid) {
+CudaExports::KeptPtr CudaExports::made(const std::vector<Piece>& pieces, uint64_t uid) {
   // Exports of what has been freed since keep its memory from others.
-  for (auto kept = kept_.begin(); kept != kept_.end();) {
-    kept = id_of(kept->second.first.base) == kept->second.first.id ? std::next(kept) : kept_.erase(kept);
+  for (auto one = kept_.begin(); one != kept_.end();) {
+    const Piece& known = one->second->first;
+    one = is_in_use(one->second) || id_of(known.base) == known.id ? std::next(one) : kept_.erase(one);
   }
   const Piece& first = pieces.front();
   const auto owner = static_cast<int>(attribute_of(first.base, cu::kPointerDeviceOrdinal, "whose memory this is"));
@@ -96,9 +100,9 @@ CudaExports::Kept CudaExports::made(const std::vector<Piece>& pieces, uint64_t u
     throw InvalidArgumentError("CUDA: memory of GPU " + std::to_string(owner) + ", but this rank works on " +
                                context_.where());
   }
-  Kept kept;
-  kept.first = first;
-  DeviceExport& out = kept.made;
+  auto kept = std::make_shared<Kept>();
+  kept->first = first;
+  DeviceExport& out = kept->made;
   out.uid = uid;
   out.device = context_.id();
   out.pid = ::getpid();
@@ -107,8 +111,7 @@ CudaExports::Kept CudaExports::made(const std::vector<Piece>& pieces, uint64_t u
   out.nbytes = pieces.back().base + pieces.back().nbytes - first.base;
   const bool is_legacy =
       attribute_of(first.base, cu::kPointerLegacyIpcCapable, "whether it can be mapped by others") != 0;
-  const bool is_filled =
-      is_legacy && pieces.size() == 1 ? fill_handle(first, out) : fill_descriptors(pieces, out, kept.fds);
+  const bool is_filled = is_legacy && pieces.size() == 1 ? fill_handle(first, out) : fill_descriptors(pieces, *kept);
   if (!is_filled) out.uid = 0;
   return kept;
 }
@@ -127,12 +130,19 @@ bool CudaExports::fill_handle(const Piece& piece, DeviceExport& out) {
   return true;
 }
 
-bool CudaExports::fill_descriptors(const std::vector<Piece>& pieces, DeviceExport& out, std::vector<Fd>& fds) {
-  if (pieces.size() >= kDescriptors) {
+bool CudaExports::fill_descriptors(const std::vector<Piece>& pieces, Kept& kept) {
+  DeviceExport& out = kept.made;
+  std::vector<Fd>& fds = kept.fds;
+  if (pieces.size() >= descriptors_) {
     not_exportable("it consists of " + std::to_string(pieces.size()) + " pieces");
     return false;
   }
-  make_room(pieces.size() + 1);
+  kept.has_room = make_room(pieces.size() + 1);
+  if (!kept.has_room) {
+    not_exportable("operations under way have nearly all of the " + std::to_string(descriptors_) +
+                   " descriptors that there may be for its pieces");
+    return false;
+  }
   std::vector<CudaPiece> rows;
   for (const Piece& piece : pieces) {
     const auto types = attribute_of(piece.base, cu::kPointerAllowedHandleTypes, "how it can be mapped by others");
@@ -168,18 +178,22 @@ bool CudaExports::fill_descriptors(const std::vector<Piece>& pieces, DeviceExpor
   return true;
 }
 
-void CudaExports::make_room(size_t descriptors) {
+// Whether there is room for one more that needs so many. Peers fetch the descriptors of an operation when they execute
+// it, so what an operation under way keeps stays.
+bool CudaExports::make_room(size_t descriptors) {
   size_t used = descriptors;
-  for (const auto& [uid, kept] : kept_) used += kept.fds.size();
-  while (!kept_.empty() && (kept_.size() >= kExports || used > kDescriptors)) {
+  for (const auto& [uid, kept] : kept_) used += kept->fds.size();
+  while (kept_.size() >= kExports || used > descriptors_) {
     auto oldest = kept_.end();
-    for (auto kept = kept_.begin(); kept != kept_.end(); ++kept) {
-      const bool helps = kept_.size() >= kExports || !kept->second.fds.empty();
-      if (helps && (oldest == kept_.end() || kept->second.touched < oldest->second.touched)) oldest = kept;
+    for (auto one = kept_.begin(); one != kept_.end(); ++one) {
+      const bool helps = !is_in_use(one->second) && (kept_.size() >= kExports || !one->second->fds.empty());
+      if (helps && (oldest == kept_.end() || one->second->touched < oldest->second->touched)) oldest = one;
     }
-    used -= oldest->second.fds.size();
+    if (oldest == kept_.end()) break;
+    used -= oldest->second->fds.size();
     kept_.erase(oldest);
   }
+  return used <= descriptors_;
 }
 
 void CudaExports::not_exportable(const std::string& why) {

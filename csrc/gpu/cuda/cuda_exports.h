@@ -5,6 +5,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -19,15 +20,16 @@ uint64_t process_number();
 // From any thread, with the context current.
 class CudaExports {
  public:
-  explicit CudaExports(const CudaContext& context) : context_(context) {}
-
-  // As Device::exported. uid is 0 for memory that cannot be mapped by others; why is logged once.
-  DeviceExport exported(const std::byte* data, size_t nbytes, uint64_t& offset);
-
-  // Exported at a time, the least recently asked for make room. Each piece costs a descriptor, of which a process
-  // usually has 1024.
+  // Exported at a time; of those that nobody keeps, the least recently asked for make room. Each piece costs a
+  // descriptor, of which a process usually has 1024.
   static constexpr size_t kExports = 1024;
   static constexpr size_t kDescriptors = 512;
+
+  explicit CudaExports(const CudaContext& context, size_t descriptors = kDescriptors)
+      : context_(context), descriptors_(descriptors) {}
+
+  // As Device::exported. uid is 0 for memory that cannot be mapped by others, now or ever; why is logged once.
+  DeviceExport exported(const std::byte* data, size_t nbytes, uint64_t& offset, std::shared_ptr<void>& keep);
 
  private:
   struct Piece {
@@ -39,20 +41,25 @@ class CudaExports {
     DeviceExport made;
     Piece first;
     std::vector<Fd> fds;
+    bool has_room = true;  // else another try may have it
     uint64_t touched = 0;
   };
+  using KeptPtr = std::shared_ptr<Kept>;
+  // Whether anybody keeps it: mutex_ is held, and who keeps it has got it from here.
+  static bool is_in_use(const KeptPtr& kept) { return kept.use_count() > 1; }
   std::vector<Piece> pieces_of(cu::DevicePtr data, size_t nbytes) const;
   uint64_t attribute_of(cu::DevicePtr at, unsigned attribute, const char* doing) const;
   uint64_t id_of(cu::DevicePtr at) const;  // 0: there is no allocation any more
-  Kept made(const std::vector<Piece>& pieces, uint64_t uid);
+  KeptPtr made(const std::vector<Piece>& pieces, uint64_t uid);
   bool fill_handle(const Piece& piece, DeviceExport& out);
-  bool fill_descriptors(const std::vector<Piece>& pieces, DeviceExport& out, std::vector<Fd>& fds);
-  void make_room(size_t descriptors);
+  bool fill_descriptors(const std::vector<Piece>& pieces, Kept& kept);
+  bool make_room(size_t descriptors);
   void not_exportable(const std::string& why);
 
   const CudaContext& context_;
+  const size_t descriptors_;  // at most
   std::mutex mutex_;
-  std::map<uint64_t, Kept> kept_;  // by uid
+  std::map<uint64_t, KeptPtr> kept_;  // by uid
   uint64_t clock_ = 0;
   bool has_logged_ = false;
 };

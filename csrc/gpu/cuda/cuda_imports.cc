@@ -23,10 +23,9 @@ void read_all(int fd, void* data, size_t nbytes, size_t offset) {
   if (static_cast<size_t>(got) != nbytes) throw Error("reading a list of pieces: it is cut short");
 }
 
-// The sizes and descriptors of the peer's pieces, whose list the process wrote that the export is of, and no other.
-std::vector<CudaPiece> pieces_of(const ForeignFds& owner, const DeviceExport& peer) {
-  const Fd list = owner.get(peer.fd);
-  CudaPiecesHeader header;
+// The list of the peer's pieces, which the process wrote that the export is of, and no other.
+Fd list_of(const ForeignFds& owner, const DeviceExport& peer, CudaPiecesHeader& header) {
+  Fd list = owner.get(peer.fd);
   struct stat info = {};
   check_sys(::fstat(list.get(), &info), "fstat of a list of pieces");
   const auto size = static_cast<size_t>(info.st_size);
@@ -37,6 +36,13 @@ std::vector<CudaPiece> pieces_of(const ForeignFds& owner, const DeviceExport& pe
     throw Error("process " + std::to_string(peer.pid) +
                 " is not the one that exported it; ranks in containers need the same pid namespace");
   }
+  return list;
+}
+
+// Their sizes and descriptors.
+std::vector<CudaPiece> pieces_of(const ForeignFds& owner, const DeviceExport& peer) {
+  CudaPiecesHeader header;
+  const Fd list = list_of(owner, peer, header);
   std::vector<CudaPiece> rows(header.count);
   read_all(list.get(), rows.data(), rows.size() * sizeof rows[0], sizeof header);
   return rows;
@@ -238,6 +244,9 @@ CudaImports::Mapped CudaImports::map_pieces(const DeviceExport& peer) {
       const Fd fd = owner.get(static_cast<int>(piece.fd));
       range.add(fd.get(), piece.nbytes, doing);
     }
+    // The list is still there: so were the pieces, and no descriptor was another one's by then.
+    CudaPiecesHeader header;
+    list_of(owner, peer, header);
     range.open(doing);
     Mapped mapped;
     mapped.base = range.release();

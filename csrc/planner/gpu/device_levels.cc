@@ -15,9 +15,10 @@ constexpr size_t kPieceNbytes = size_t{8} << 20;
 
 class Builder {
  public:
-  Builder(const DeviceLevels& levels, const Piece& tensor, const Reduction& reduction, size_t& rounds)
+  Builder(const DeviceLevels& levels, const DeviceTensor& tensor, const Reduction& reduction, size_t& rounds)
       : levels_(levels),
-        tensor_(tensor),
+        shown_(tensor),
+        tensor_(tensor.piece),
         reduction_(reduction),
         item_(itemsize(reduction.dtype)),
         here_(levels.team->narrowed(levels.hosts->here())),
@@ -79,8 +80,17 @@ class Builder {
     return ipc(std::move(team), std::move(job));
   }
 
-  void show(IpcJob& job, std::byte* data, size_t nbytes) const {
-    job.operands.push_back(device_operand(*levels_.device, data, nbytes));
+  void show_input(IpcJob& job, const std::byte* data, size_t nbytes) const {
+    show(job, shown_.src, tensor_.src, const_cast<std::byte*>(data), nbytes);
+  }
+  void show_output(IpcJob& job, std::byte* data, size_t nbytes) const {
+    show(job, shown_.dst, tensor_.dst, data, nbytes);
+  }
+  // A part of the tensor that lies at `begin`.
+  static void show(IpcJob& job, DeviceOperand operand, const std::byte* begin, std::byte* data, size_t nbytes) {
+    operand.offset += static_cast<uint64_t>(data - begin);
+    operand.nbytes = nbytes;
+    job.operands.push_back(operand);
     job.own.push_back(data);
   }
 
@@ -96,8 +106,8 @@ class Builder {
     IpcJob meeting;
     meeting.reductions = {job};
     meeting.rounds_otherwise = rounds_of(job, here_.stage, here_.size());
-    show(meeting, const_cast<std::byte*>(job.pieces[0].src), piece.count() * item_);
-    show(meeting, slice.dst, slice.count);
+    show_input(meeting, job.pieces[0].src, piece.count() * item_);
+    show_output(meeting, slice.dst, slice.count);
     Parts parts;
     parts.push_back(meet(std::move(meeting), [job](Team team) { return two_shot(std::move(team), job); }));
     StreamCopies down(*levels_.device, WorkStream::kToHost);
@@ -121,8 +131,8 @@ class Builder {
       meeting.copy_requests.push_back({s, 0, theirs.begin * item_, theirs.count() * item_});
     }
     meeting.rounds_otherwise = rounds_of(job, here_.stage);
-    show(meeting, slice.dst, slice.count);
-    show(meeting, whole, piece.count() * item_);
+    show_output(meeting, slice.dst, slice.count);
+    show_output(meeting, whole, piece.count() * item_);
     Parts parts;
     StreamCopies up(*levels_.device, WorkStream::kToDevice);
     parts.push_back(up.issue({{host, slice.dst, slice.count}}));
@@ -132,6 +142,7 @@ class Builder {
   }
 
   const DeviceLevels& levels_;
+  const DeviceTensor& shown_;
   const Piece& tensor_;
   const Reduction& reduction_;
   size_t item_;
@@ -148,8 +159,8 @@ bool has_levels(const Hosts& hosts) {
                                   [ranks](const std::vector<int>& members) { return members.size() == ranks; });
 }
 
-std::unique_ptr<Algorithm> device_levels(const DeviceLevels& levels, const Piece& tensor, const Reduction& reduction,
-                                         Codec codec, size_t& rounds) {
+std::unique_ptr<Algorithm> device_levels(const DeviceLevels& levels, const DeviceTensor& tensor,
+                                         const Reduction& reduction, Codec codec, size_t& rounds) {
   return Builder(levels, tensor, reduction, rounds).build(codec);
 }
 

@@ -25,11 +25,17 @@ struct DeviceLevels {
   std::function<void(Team&)> pin;  // the stage, for a team that uses it for device memory
 };
 
+struct DeviceTensor {
+  Piece piece;
+  DeviceOperand src;  // exported as a whole, and kept by the operation
+  DeviceOperand dst;
+};
+
 // Whether all hosts have as many members, and more than one.
 bool has_levels(const Hosts& hosts);
 
 // reduction must be foldable_in_place. rounds: of the stage, counted up.
-std::unique_ptr<Algorithm> device_levels(const DeviceLevels& levels, const Piece& tensor, const Reduction& reduction,
-                                         Codec codec, size_t& rounds);
+std::unique_ptr<Algorithm> device_levels(const DeviceLevels& levels, const DeviceTensor& tensor,
+                                         const Reduction& reduction, Codec codec, size_t& rounds);
 
 }  // namespace rr

@@ -132,7 +132,7 @@ std::unique_ptr<Algorithm> DevicePlanner::ipc_plan(const std::vector<OperationPt
       job.copy_requests.push_back(
           {static_cast<uint64_t>(in.member), in.src_offset, static_cast<uint64_t>(in.dst - output), in.nbytes});
     }
-    show(device_operand(device, output, nbytes), output);
+    show(device_operand(device, output, nbytes, job.exports), output);
     job.otherwise = [this, moves](Team others) {
       pin_stage(others);
       return exchange(std::move(others), moves);

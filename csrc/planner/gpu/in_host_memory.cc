@@ -76,7 +76,7 @@ std::unique_ptr<Algorithm> DevicePlanner::in_host_memory(const std::vector<Opera
   std::vector<Unit> units(1);  // the first is what is not cut
   const Hosts hosts = from_.hosts.narrowed(team.members);
   struct Long {
-    Piece tensor;
+    DeviceTensor tensor;
     Reduction reduction;
     Codec codec;
   };
@@ -95,7 +95,9 @@ std::unique_ptr<Algorithm> DevicePlanner::in_host_memory(const std::vector<Opera
         reduction.dtype = member->srcs[i].dtype;
         if (foldable_in_place(reduction)) {
           const Piece tensor = {member->srcs[i].data, member->dsts[i].data, member->srcs[i].count};
-          longs.push_back({tensor, reduction, member->signature.codec});
+          const DeviceOperand& src = member->operands[i];
+          const DeviceOperand& dst = member->operands[member->srcs.size() + i];
+          longs.push_back({{tensor, src, dst}, reduction, member->signature.codec});
           continue;
         }
       }

@@ -25,7 +25,7 @@ void show_device_operands(const Resources& from, Operation& operation) {
   if (from.hosts.several() && (operation.kind != Kind::kAllreduce || from.hosts.here().size() == 1)) return;
   bool exported = true;
   const auto show = [&](const TensorView& tensor) {
-    operation.operands.push_back(device_operand(device, tensor.data, tensor.nbytes()));
+    operation.operands.push_back(device_operand(device, tensor.data, tensor.nbytes(), operation.exports));
     exported &= tensor.count == 0 || operation.operands.back().memory.uid != 0;
   };
   for (const TensorView& tensor : operation.srcs) show(tensor);
