@@ -98,8 +98,8 @@ class Device {
   // The allocation that an operand lies in; offset: where in it. Others can map it as long as `keep` lives.
   virtual DeviceExport exported(const std::byte* data, size_t nbytes, uint64_t& offset,
                                 std::shared_ptr<void>& keep) = 0;
-  // Where the allocation of a peer begins in this process; the own ones too. Mapped once and kept until `forget`, or
-  // until it is the one of kImports mappings that nobody has asked for longest: ask anew for every operation.
+  // Where the allocation of a peer begins in this process; the own ones too. Mapped once and kept until `forget`.
+  // Throws where kImports are mapped already: which of them is not in use is not known here.
   static constexpr size_t kImports = 4096;
   virtual std::byte* imported(const DeviceExport& peer) = 0;
   // The mapping of a peer's allocation; nothing in a work stream uses it any more. It keeps the memory until

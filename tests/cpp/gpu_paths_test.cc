@@ -162,6 +162,28 @@ TEST_CASE("GPUs: sums go on without the ranks that have joined") {
   }
 }
 
+TEST_CASE("GPUs: an operation on more allocations than may be held goes another way, and leaves no mapping held") {
+  const Environment environment{};
+  CHECK_NOTHROW(run_ranks(2, on_gpu(own_gpus(6), [](GpuRank& rank) {
+                            const Case c = {DType::kInt32, ReduceOp::kSum, 3, 1.0, 1.0};
+                            std::vector<GpuTensor> tensors;
+                            Request request = request_of(Kind::kAllreduce);
+                            for (size_t i = 0; i <= DeviceMappings::kMost; ++i) {
+                              tensors.emplace_back(rank.gpu, c.dtype, std::vector<uint64_t>{c.count},
+                                                   input(c, rank.rank.rank, i));
+                              request.srcs.push_back(tensors.back().view());
+                            }
+                            request.dsts = request.srcs;
+                            run(rank, request);
+                            for (size_t i = 0; i < tensors.size(); ++i) {
+                              check_same(c.dtype, tensors[i].get(), wanted(c, 2, i), "the sum");
+                            }
+                            expect(rank.rank.context.stats().cuda_staged > 0, "staged");
+                            expect(rank.gpu.imports() <= DeviceMappings::kMost, "no more is mapped");
+                            barrier(rank.world);
+                          })));
+}
+
 TEST_CASE("mappings: each is made once, and the least recently used and the idle are forgotten") {
   FakeDevice owner;
   const auto device = std::make_shared<FakeDevice>();
@@ -190,6 +212,11 @@ TEST_CASE("mappings: each is made once, and the least recently used and the idle
   CHECK(device->imports() == 4);
   mappings.trim();
   CHECK(mappings.count() == 2);
+  // What nobody uses makes room before more is mapped, not after.
+  mappings.release({exports[0].uid});
+  mappings.hold(exports[1]);
+  CHECK(mappings.count() == 2);
+  mappings.release({exports[1].uid});
 
   DeviceMappings forgetful(device, 2, 0);
   forgetful.hold(exports[1]);

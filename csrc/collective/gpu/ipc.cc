@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <unordered_map>
 
 #include "base/errors.h"
 
@@ -151,11 +152,22 @@ class Ipc final : public Staged {
     DeviceOperand theirs;
     std::memcpy(&theirs, texts_[member].data() + sizeof(TableHead) + operand * sizeof theirs, sizeof theirs);
     if (theirs.nbytes == 0) return nullptr;
-    if (theirs.memory.uid != last_uid_) {
-      last_ = job_.mappings->hold(theirs.memory);
-      held_.push_back(last_uid_ = theirs.memory.uid);
+    return hold(theirs.memory) + theirs.offset;
+  }
+
+  std::byte* hold(const DeviceExport& memory) {
+    if (last_ != nullptr && memory.uid == last_uid_) return last_;
+    auto found = addresses_.find(memory.uid);
+    if (found == addresses_.end()) {
+      if (held_.size() == DeviceMappings::kMost) {
+        throw InternalError("the operation is on more than " + std::to_string(DeviceMappings::kMost) +
+                            " allocations of other ranks; RINGREDUCE_GPU_PATH=nccl or staged does without");
+      }
+      found = addresses_.emplace(memory.uid, job_.mappings->hold(memory)).first;
+      held_.push_back(memory.uid);
     }
-    return last_ + theirs.offset;
+    last_uid_ = memory.uid;
+    return last_ = found->second;
   }
 
   // Everything that this rank will launch, so that nothing has been written when a mapping is refused.
@@ -245,7 +257,8 @@ class Ipc final : public Staged {
   std::vector<std::vector<std::byte>> texts_;  // tables by member; of the others only at a leader
   std::vector<size_t> lengths_;
   bool leads_ = true;
-  std::vector<uint64_t> held_;
+  std::unordered_map<uint64_t, std::byte*> addresses_;  // of the allocations that are held, by uid
+  std::vector<uint64_t> held_;                          // their uids
   uint64_t last_uid_ = 0;
   std::byte* last_ = nullptr;
   std::vector<std::vector<DeviceFold>> folds_;  // by reduction

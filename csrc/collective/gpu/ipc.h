@@ -31,7 +31,8 @@ DeviceOperand device_operand(Device& device, const std::byte* data, size_t nbyte
 // meanwhile, so those that have not been used for a while, or for longest, are forgotten. Thread-safe.
 class DeviceMappings {
  public:
-  static constexpr size_t kMost = 2048;  // less than Device::kImports, so that the device forgets none by itself
+  // Kept though nobody uses them; also what one operation may hold: two that do so have room in Device::kImports.
+  static constexpr size_t kMost = 2048;
   static constexpr double kIdleS = 30;
   explicit DeviceMappings(std::shared_ptr<Device> device, size_t most = kMost, double idle_s = kIdleS)
       : device_(std::move(device)), most_(most), idle_ns_(static_cast<int64_t>(idle_s * 1e9)) {}
@@ -50,7 +51,7 @@ class DeviceMappings {
     size_t users = 0;
     int64_t used_ns = 0;
   };
-  void forget_some();
+  void forget_some(size_t wanted = 0);
 
   std::shared_ptr<Device> device_;
   size_t most_;

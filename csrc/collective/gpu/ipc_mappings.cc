@@ -30,6 +30,7 @@ std::byte* DeviceMappings::hold(const DeviceExport& memory) {
     ++found->second.users;
     return found->second.address;
   }
+  if (known_.size() >= most_) forget_some(1);
   std::byte* const address = device_->imported(memory);
   known_[memory.uid] = {address, 1, 0};
   return address;
@@ -51,8 +52,8 @@ void DeviceMappings::trim() noexcept {
   forget_some();
 }
 
-// mutex_ held.
-void DeviceMappings::forget_some() {
+// So that there is room for `wanted` more, as far as nobody uses them. mutex_ held.
+void DeviceMappings::forget_some(size_t wanted) {
   std::vector<std::pair<int64_t, uint64_t>> unused;  // longest first
   for (const auto& [uid, known] : known_) {
     if (known.users == 0) unused.emplace_back(known.used_ns, uid);
@@ -60,7 +61,7 @@ void DeviceMappings::forget_some() {
   std::sort(unused.begin(), unused.end());
   const int64_t since = now_ns() - idle_ns_;
   for (const auto& [used_ns, uid] : unused) {
-    if (known_.size() <= most_ && used_ns > since) return;
+    if (known_.size() + wanted <= most_ && used_ns > since) return;
     known_.erase(uid);
     try {
       device_->forget(uid);

@@ -104,15 +104,14 @@ size_t CudaImports::size() {
 std::byte* CudaImports::imported(const DeviceExport& peer) {
   if (peer.uid == 0) throw InvalidArgumentError("imported: memory that cannot be mapped by others");
   std::unique_lock lock(mutex_);
-  if (mapped_.count(peer.uid) == 0 && mapped_.size() >= capacity_) {
-    auto oldest = mapped_.begin();
-    for (auto one = mapped_.begin(); one != mapped_.end(); ++one) {
-      if (one->second.touched < oldest->second.touched) oldest = one;
-    }
-    drop(oldest);
+  if (const auto known = mapped_.find(peer.uid); known != mapped_.end()) return host_ptr(known->second.base);
+  forget_stale(peer);
+  if (mapped_.size() >= capacity_) {
+    throw InternalError("CUDA: " + context_.where() + ": " + memory_of(peer) + ": " + std::to_string(capacity_) +
+                        " allocations of other processes are mapped already and may be in use; "
+                        "RINGREDUCE_GPU_PATH=nccl or staged does without");
   }
-  if (mapped_.count(peer.uid) == 0 && !revive(peer.uid)) {
-    forget_stale(peer);
+  if (!revive(peer.uid)) {
     std::optional<Mapped> made = map(peer);
     if (!made) {
       lock.unlock();
@@ -126,9 +125,7 @@ std::byte* CudaImports::imported(const DeviceExport& peer) {
     made->owner_base = peer.base;
     mapped_[peer.uid] = *made;
   }
-  Mapped& known = mapped_.at(peer.uid);
-  known.touched = ++clock_;
-  return host_ptr(known.base);
+  return host_ptr(mapped_.at(peer.uid).base);
 }
 
 // What has been forgotten may be wanted again before it is closed.

@@ -33,7 +33,6 @@ class CudaImports {
     cu::DevicePtr base = 0;
     size_t nbytes = 0;
     enum class Kind { kOwn, kHandle, kPieces } kind = Kind::kOwn;
-    uint64_t touched = 0;
     uint64_t process = 0;  // the owner, and where the allocation begins there
     uint64_t owner_base = 0;
     bool is_closing = false;
@@ -53,7 +52,6 @@ class CudaImports {
   std::map<uint64_t, Mapped> mapped_;  // by uid
   std::deque<Mapped> forgotten_;
   std::mutex closing_;  // locked before mutex_
-  uint64_t clock_ = 0;
   uint64_t closed_ = 0;
 };
 
