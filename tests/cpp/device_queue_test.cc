@@ -279,6 +279,34 @@ TEST_CASE("a context goes while a stream has not come to an operation") {
   }
 }
 
+TEST_CASE("shutdown keeps the memory of a copy that is under way until the GPU has come to its end") {
+  const Environment environment({});
+  run_ranks(1, [](Rank& rank) {
+    Gpu gpu(rank, true);
+    const auto numbers = [&] {
+      TensorView tensor;
+      tensor.dtype = DType::kInt32;
+      tensor.place = Place::kDevice;
+      tensor.set_shape(1, [](size_t) { return 100; });
+      tensor.data = gpu.device->allocate(tensor.nbytes());
+      return tensor;
+    };
+    auto keep = std::make_shared<int>();
+    const std::weak_ptr<int> kept = keep;
+    const auto copy = gpu.queue().copy(numbers(), numbers(), std::move(keep), {stream(1)});
+    gpu.device->advance(1);  // its stream has come to it
+    wait_for([&] { return gpu.device->is_busy(); });
+    std::thread shutting_down([&] { rank.context.shutdown(); });
+    wait_for([&] { return gpu.queue().done(*copy); });
+    const bool is_kept = !kept.expired();
+    gpu.device->advance();
+    shutting_down.join();
+    expect(is_kept, "the memory is kept while the copy is under way");
+    expect(kept.expired(), "and no longer");
+    expect_contains(raised<ShutdownError>([&] { gpu.queue().wait(*copy, -1, nullptr); }), "shut down");
+  });
+}
+
 TEST_CASE("a mapping that has been forgotten is closed by nobody's call") {
   const Environment environment({});
   run_ranks(1, [](Rank& rank) {

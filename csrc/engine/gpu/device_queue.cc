@@ -259,6 +259,10 @@ void DeviceQueue::stop() {
   } catch (...) {
     error = std::current_exception();
   }
+  // Work streams may still be copying from and to the memory of these: whoever waits for the GPU keeps it until then.
+  for (const DeviceOperationPtr& operation : active_) {
+    if (operation->copied.has_value()) context_.gpu().keep(operation->request.keep, *operation->copied);
+  }
   {
     const std::lock_guard lock(mutex_);
     const auto left = all_;  // finishing one takes it out

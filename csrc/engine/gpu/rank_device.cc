@@ -65,6 +65,14 @@ bool RankDevice::with_work_streams(const std::function<void(Device&)>& work) {
   return true;
 }
 
+void RankDevice::keep(std::shared_ptr<void> memory, const Mark& mark) {
+  Abandoned item;
+  item.marks.push_back(mark);
+  item.keeps.push_back(std::move(memory));
+  const std::lock_guard lock(executor_);
+  abandoned_.push_back(std::move(item));
+}
+
 void RankDevice::forget_passed() {
   try {
     for (Abandoned& item : abandoned_) {

@@ -35,6 +35,8 @@ class RankDevice final : public DeviceResources {
   DeviceQueue& queue() const;
   // Calls work(the GPU) unless another thread is at work; then it returns false. Not to be called before use().
   bool with_work_streams(const std::function<void(Device&)>& work);
+  // Keeps memory until the mark has passed. Takes the executor lock.
+  void keep(std::shared_ptr<void> memory, const Mark& mark);
   // Whether work streams are at work, which ring no bell.
   bool is_busy() const { return is_busy_.load(std::memory_order_relaxed); }
   // Executor lock held.
