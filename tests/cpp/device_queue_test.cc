@@ -307,6 +307,49 @@ TEST_CASE("shutdown keeps the memory of a copy that is under way until the GPU h
   });
 }
 
+TEST_CASE("messages: pinned memory beyond what is kept is let go of by others, and is not far too large") {
+  const auto device = std::make_shared<FakeDevice>();
+  StagingPool pool(device);
+  std::vector<Staging> taken;
+  for (size_t i = 0; i < 12; ++i) taken.push_back(pool.take(100));
+  CHECK(device->pinned_ranges() == 12);
+  for (Staging& one : taken) pool.give_back(std::move(one));
+  CHECK(device->pinned_ranges() == 12);
+  CHECK(pool.take_surplus().size() == 4);
+  CHECK(device->pinned_ranges() == 8);
+  CHECK(pool.take_surplus().empty());
+  // The least that has room, and none that is far larger; what is surplus serves as long as it is there.
+  Staging two = pool.take(size_t{2} << 20);
+  Staging one = pool.take(size_t{1} << 20);
+  Staging eight = pool.take(size_t{8} << 20);
+  CHECK(device->pinned_ranges() == 11);
+  for (Staging* const staging : {&two, &one, &eight}) pool.give_back(std::move(*staging));
+  const Staging least = pool.take(100000);
+  const Staging next_larger = pool.take(100000);
+  const Staging made = pool.take(100000);
+  CHECK(least.nbytes == size_t{1} << 20);
+  CHECK(next_larger.nbytes == size_t{2} << 20);
+  CHECK(made.nbytes == 131072);
+  std::vector<Staging> small;
+  for (size_t i = 0; i < 8; ++i) small.push_back(pool.take(1));
+  CHECK(device->pinned_ranges() == 12);
+  small.clear();
+  // No more bytes are kept than so many, but the one used last.
+  constexpr size_t kLarge = size_t{512} << 20;
+  pool.give_back(pool.take(kLarge));
+  CHECK(pool.take_surplus().size() == 1);
+  CHECK(device->pinned_ranges() == 4);
+  Staging large = pool.take(kLarge);
+  Staging next = pool.take(size_t{128} << 20);
+  CHECK(device->pinned_ranges() == 5);
+  pool.give_back(std::move(large));
+  pool.give_back(std::move(next));
+  CHECK(device->pinned_ranges() == 5);
+  pool.give_back_surplus(pool.take_surplus());
+  CHECK(pool.take(kLarge).nbytes == kLarge);
+  CHECK(device->pinned_ranges() == 4);
+}
+
 TEST_CASE("a mapping that has been forgotten is closed by nobody's call") {
   const Environment environment({});
   run_ranks(1, [](Rank& rank) {

@@ -117,6 +117,8 @@ class DeviceQueue {
   // Whether an operation of that name is on its way to the group of this id, or in it.
   bool has(int group_id, const std::string& name) const;
 
+  StagingPool& staging() { return staging_; }  // for its surplus
+
   // Gives operations that a thread waits for so long to finish: those of one group, or all.
   void drain(double timeout_s, const Group* group = nullptr);
   // Ends the thread; what is pending fails with ShutdownError.

@@ -86,17 +86,23 @@ void RankDevice::forget_passed() {
   abandoned_.erase(std::remove_if(abandoned_.begin(), abandoned_.end(), is_over), abandoned_.end());
 }
 
-// A thread that nobody waits for closes them, because that takes until the GPU is idle. Not beside kernels that wait
-// for a peer, which may itself wait for this rank.
+// A thread that nobody waits for closes them, and unpins what messages leave over: that takes until the GPU is idle.
+// Not beside kernels that wait for a peer, which may itself wait for this rank.
 void RankDevice::trim_mappings(bool waits_for_peers) {
   if (owner_ == nullptr) return;
   mappings_->trim();
   const bool is_closing = closing_.valid() && closing_.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
-  if (is_closing || waits_for_peers || owner_->forgotten() == 0) return;
+  if (is_closing || waits_for_peers) return;
+  const auto surplus = std::make_shared<std::vector<Staging>>(queue_->staging().take_surplus());
+  if (surplus->empty() && owner_->forgotten() == 0) return;
   try {
-    closing_ = start_detached([device = owner_] { device->free_released(); });
+    closing_ = start_detached([device = owner_, surplus] {
+      surplus->clear();
+      device->free_released();
+    });
   } catch (const std::system_error&) {
     // There is no thread to be had now; housekeeping comes again.
+    queue_->staging().give_back_surplus(std::move(*surplus));
   }
 }
 
