@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -90,6 +91,9 @@ class Device {
   virtual void pin(std::byte* data, size_t nbytes) = 0;
   virtual void unpin(std::byte* data) = 0;
   virtual std::byte* allocate(size_t nbytes) = 0;  // device memory, 256-byte aligned
+  // The same under a lock that somebody needs who ends work that waits for peers: while there is such work nothing is
+  // freed to make room, since that waits until the GPU is idle.
+  virtual std::byte* allocate_locked(size_t nbytes) { return allocate(nbytes); }
   // Kernels of callers, on streams that are not known here, may still read what is released. So nobody gets it before
   // free_released(), which waits until the GPU is idle: it is called without locks, but by allocate() on a full GPU.
   virtual void release(std::byte* data) = 0;
@@ -99,7 +103,8 @@ class Device {
   virtual DeviceExport exported(const std::byte* data, size_t nbytes, uint64_t& offset,
                                 std::shared_ptr<void>& keep) = 0;
   // Where the allocation of a peer begins in this process; the own ones too. Mapped once and kept until `forget`.
-  // Throws where kImports are mapped already: which of them is not in use is not known here.
+  // Throws where kImports are mapped already: which of them is not in use is not known here. Called under a lock, as
+  // allocate_locked().
   static constexpr size_t kImports = 4096;
   virtual std::byte* imported(const DeviceExport& peer) = 0;
   // The mapping of a peer's allocation; nothing in a work stream uses it any more. It keeps the memory until
@@ -111,6 +116,10 @@ class Device {
   // One more, for work that waits for peers. Two groups' in one work stream could wait for each other for ever: what is
   // first on one rank may be second on another.
   virtual WorkStream add_work_stream() = 0;
+  // Such work begins, and has ended. Any thread.
+  void begin_waiting_for_peers() { waiting_for_peers_.fetch_add(1); }
+  void end_waiting_for_peers() { waiting_for_peers_.fetch_sub(1); }
+  bool waits_for_peers() const { return waiting_for_peers_.load() != 0; }
   // What is in it ends by itself; whoever adds one may be given it again.
   virtual void remove_work_stream(WorkStream work_stream) = 0;
   virtual size_t work_streams() const = 0;  // that have ever been there
@@ -130,6 +139,9 @@ class Device {
   virtual Stream stream(WorkStream work_stream) const = 0;  // for libraries that issue their own work
   // As long as what it returns lives, the GPU is the calling thread's current one: what such libraries expect.
   virtual std::shared_ptr<void> make_current() { return nullptr; }
+
+ private:
+  std::atomic<int> waiting_for_peers_{0};  // operations
 };
 
 // Whether this build has kernels (csrc/gpu/no_cuda.cc is the twin that has none), and for what.

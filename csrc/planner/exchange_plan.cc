@@ -14,8 +14,8 @@ std::byte* allocate_output(const Resources& from, Operation& operation) {
     operation.dsts[0].count = operation.output_nbytes;
     return operation.dsts[0].data = operation.arena->allocate(nbytes);
   }
-  operation.output =
-      operation.signature.place == Place::kDevice ? new_output(from.gpu.shared_device(), nbytes) : new_output(nbytes);
+  operation.output = operation.signature.place == Place::kDevice ? new_output_locked(from.gpu.shared_device(), nbytes)
+                                                                 : new_output(nbytes);
   return operation.output.get();
 }
 

@@ -40,6 +40,11 @@ inline Output new_output(std::shared_ptr<Device> device, size_t nbytes) {
   std::byte* const memory = device->allocate(nbytes);
   return Output(memory, FreeOutput{std::move(device)});
 }
+// With the executor lock held.
+inline Output new_output_locked(std::shared_ptr<Device> device, size_t nbytes) {
+  std::byte* const memory = device->allocate_locked(nbytes);
+  return Output(memory, FreeOutput{std::move(device)});
+}
 
 // A C-contiguous tensor of this process, in host memory or on its GPU.
 struct TensorView {

@@ -93,6 +93,27 @@ TEST_CASE("cuda memory: what is released is freed once no stream can read it, an
   device->release(b);
 }
 
+TEST_CASE("cuda memory: nothing is freed to make room under a lock while work waits for peers") {
+  auto& fake = FakeCuda::get();
+  const auto device = fake.device(0);
+  Program program(fake);
+  device->release(device->allocate(1000000));
+  HeldStream held(fake, *device, program.stream());
+  const uint64_t freed = fake.calls("cuMemFree");
+  device->begin_waiting_for_peers();
+  fake.fail("cuMemAlloc:1:2");
+  CHECK_THROWS_WITH_AS(device->allocate_locked(size_t{2} << 20),
+                       doctest::Contains("1000000 bytes of ours cannot be freed while operations of NCCL's are under"),
+                       InternalError);
+  CHECK(device->allocate_locked(1) != nullptr);
+  CHECK(fake.calls("cuMemFree") == freed);
+  held.let_go();
+  device->end_waiting_for_peers();
+  fake.fail("cuMemAlloc:1:2");
+  CHECK(device->allocate_locked(size_t{2} << 20) != nullptr);
+  CHECK(fake.calls("cuMemFree") == freed + 1);
+}
+
 TEST_CASE("cuda memory: what is not ours is not released, and a full GPU is said to be so") {
   auto& fake = FakeCuda::get();
   const auto device = fake.device(0);

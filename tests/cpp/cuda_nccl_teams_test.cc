@@ -54,6 +54,7 @@ TEST_CASE("nccl: ranks with different versions find out before they use them") {
     std::byte* const data = put(rank.device, numbers(DType::kFloat32, 5, r));
     const auto algorithm = sum_of(rank, rank.everyone(), data, 5);
     if (r == 1) text = raised<UnavailableError>([&] { finish(*algorithm); });
+    expect(rank.device.waits_for_peers(), "the GPU is told that there is such work");
     if (r == 0) expect(algorithm->step() == Step::kIdle, "it waits for the other");
   }));
   CHECK(text.find("NCCL 2.22.3") != std::string::npos);

@@ -37,8 +37,14 @@ class NcclTeams {
   // Whether an operation is under way.
   bool is_at_work() const { return operations_.load(std::memory_order_relaxed) != 0; }
   bool is_alone() const { return operations_.load(std::memory_order_relaxed) == 1; }  // asked by an operation
-  void begin() { operations_.fetch_add(1, std::memory_order_relaxed); }
-  void end() { operations_.fetch_sub(1, std::memory_order_relaxed); }
+  void begin() {
+    operations_.fetch_add(1, std::memory_order_relaxed);
+    device_.begin_waiting_for_peers();
+  }
+  void end() {
+    device_.end_waiting_for_peers();
+    operations_.fetch_sub(1, std::memory_order_relaxed);
+  }
   void begin_preparing() { preparing_.fetch_add(1, std::memory_order_relaxed); }
   void end_preparing() { preparing_.fetch_sub(1, std::memory_order_relaxed); }
 

@@ -1,4 +1,4 @@
-// Device memory that the operations of a group use one after the other.
+// Device memory that the operations of a group use one after the other. The executor lock is held.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@ class ScratchMemory {
   std::shared_ptr<std::byte> get(size_t nbytes) {
     if (nbytes <= nbytes_) return memory_;
     clear();
-    memory_ = std::shared_ptr<std::byte>(device_.allocate(nbytes), [&device = device_](std::byte* memory) {
+    memory_ = std::shared_ptr<std::byte>(device_.allocate_locked(nbytes), [&device = device_](std::byte* memory) {
       try {
         device.release(memory);
       } catch (const Error&) {

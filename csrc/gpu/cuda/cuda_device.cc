@@ -85,6 +85,12 @@ std::byte* CudaDevice::allocate(size_t nbytes) {
   return memory_.allocate(nbytes);
 }
 
+std::byte* CudaDevice::allocate_locked(size_t nbytes) {
+  if (!waits_for_peers()) return allocate(nbytes);
+  const Current current(context_);
+  return memory_.allocate_at_once(nbytes);
+}
+
 void CudaDevice::free_released() {
   const auto current = context_.current_for_freeing();
   memory_.free_released();
@@ -98,7 +104,7 @@ DeviceExport CudaDevice::exported(const std::byte* data, size_t nbytes, uint64_t
 
 std::byte* CudaDevice::imported(const DeviceExport& peer) {
   const Current current(context_);
-  return imports_.imported(peer);
+  return imports_.imported(peer, !waits_for_peers());
 }
 
 void CudaDevice::forget(uint64_t uid) { imports_.forget(uid); }

@@ -30,6 +30,7 @@ class CudaDevice final : public Device {
   void pin(std::byte* data, size_t nbytes) override;
   void unpin(std::byte* data) override;
   std::byte* allocate(size_t nbytes) override;
+  std::byte* allocate_locked(size_t nbytes) override;
   void release(std::byte* data) override { memory_.release(data); }
   void free_released() override;
   size_t released_nbytes() override { return memory_.released_nbytes(); }

@@ -101,7 +101,7 @@ size_t CudaImports::size() {
   return mapped_.size();
 }
 
-std::byte* CudaImports::imported(const DeviceExport& peer) {
+std::byte* CudaImports::imported(const DeviceExport& peer, bool may_wait) {
   if (peer.uid == 0) throw InvalidArgumentError("imported: memory that cannot be mapped by others");
   std::unique_lock lock(mutex_);
   if (const auto known = mapped_.find(peer.uid); known != mapped_.end()) return host_ptr(known->second.base);
@@ -113,13 +113,15 @@ std::byte* CudaImports::imported(const DeviceExport& peer) {
   }
   if (!revive(peer.uid)) {
     std::optional<Mapped> made = map(peer);
-    if (!made) {
+    if (!made && may_wait) {
       lock.unlock();
       close_forgotten();
       lock.lock();
       made = map(peer);
     }
-    if (!made) throw InternalError("CUDA: " + context_.where() + ": " + memory_of(peer) + ": it is mapped already");
+    if (!made)
+      throw InternalError("CUDA: " + context_.where() + ": " + memory_of(peer) + ": it is mapped already" +
+                          (may_wait ? "" : ", and not to be closed while operations of NCCL's are under way"));
     made->uid = peer.uid;
     made->process = peer.process;
     made->owner_base = peer.base;

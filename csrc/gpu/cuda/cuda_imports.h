@@ -19,7 +19,8 @@ class CudaImports {
   CudaImports(const CudaImports&) = delete;
   CudaImports& operator=(const CudaImports&) = delete;
 
-  std::byte* imported(const DeviceExport& peer);
+  // may_wait: until the GPU is idle, for what is in the way to be closed. Else that is an error.
+  std::byte* imported(const DeviceExport& peer, bool may_wait = true);
   // Closing a mapping waits until the GPU is idle (seen on an H200), so it is a step of its own.
   void forget(uint64_t uid);
   size_t forgotten();

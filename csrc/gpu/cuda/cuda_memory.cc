@@ -65,14 +65,32 @@ std::byte* CudaMemory::allocate(size_t nbytes) {
   cu::DevicePtr at = 0;
   auto result = context_.driver().mem_alloc(&at, size);
   const Deadline deadline = Deadline::after_s(kFreeingS);
-  while (result == cu::kOutOfMemory && (released_nbytes() != 0 || freeing_ != 0) && !deadline.passed()) {
+  while (result == cu::kOutOfMemory && (released_nbytes() != 0 || freeing_ != 0) && !context_.is_left() &&
+         !deadline.passed()) {
     free_released();
     result = context_.driver().mem_alloc(&at, size);
     if (result == cu::kOutOfMemory) std::this_thread::yield();  // another thread frees
   }
   context_.check(result, cu::symbols::mem_alloc, std::to_string(size) + " bytes of device memory");
+  return add(at, size);
+}
+
+std::byte* CudaMemory::allocate_at_once(size_t nbytes) {
+  const size_t size = std::max<size_t>(1, nbytes);
+  cu::DevicePtr at = 0;
+  const auto result = context_.driver().mem_alloc(&at, size);
+  const size_t released = result == cu::kOutOfMemory ? released_nbytes() : 0;
+  const std::string doing = std::to_string(size) + " bytes of device memory";
+  context_.check(result, cu::symbols::mem_alloc,
+                 released == 0 ? doing
+                               : doing + " (" + std::to_string(released) +
+                                     " bytes of ours cannot be freed while operations of NCCL's are under way)");
+  return add(at, size);
+}
+
+std::byte* CudaMemory::add(cu::DevicePtr at, size_t nbytes) {
   const std::lock_guard lock(mutex_);
-  in_use_[host_ptr(at)] = size;
+  in_use_[host_ptr(at)] = nbytes;
   return host_ptr(at);
 }
 

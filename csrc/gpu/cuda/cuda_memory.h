@@ -22,6 +22,7 @@ class CudaMemory {
   void unpin(std::byte* data);
 
   std::byte* allocate(size_t nbytes);
+  std::byte* allocate_at_once(size_t nbytes);  // frees nothing to make room
   void release(std::byte* data);
   void free_released();
   size_t released_nbytes() {
@@ -30,6 +31,7 @@ class CudaMemory {
   }
 
  private:
+  std::byte* add(cu::DevicePtr at, size_t nbytes);
   struct Pinned {
     int users = 0;
     bool is_ours = true;  // else somebody had registered it before
