@@ -140,8 +140,15 @@ class Device {
   // As long as what it returns lives, the GPU is the calling thread's current one: what such libraries expect.
   virtual std::shared_ptr<void> make_current() { return nullptr; }
 
+  // --- the end; from any thread
+  // The GPU is at work that does not end. From now on nothing is given back, because the driver would wait for it:
+  // unpin() and free_released() do nothing. What is pinned stays so, and its pages must not become anybody else's.
+  virtual void leave() { is_left_.store(true); }
+  bool is_left() const { return is_left_.load(); }
+
  private:
   std::atomic<int> waiting_for_peers_{0};  // operations
+  std::atomic<bool> is_left_{false};
 };
 
 // Whether this build has kernels (csrc/gpu/no_cuda.cc is the twin that has none), and for what.

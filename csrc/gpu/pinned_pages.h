@@ -18,6 +18,7 @@ struct FreePages {
     } catch (const Error&) {
       // A broken context has let go of everything.
     }
+    if (device != nullptr && device->is_left()) return;  // still pinned, perhaps: left to the process's end
     ::operator delete[](memory, kPage);
   }
   static constexpr std::align_val_t kPage{4096};

@@ -35,7 +35,7 @@ Mapping::Mapping(int fd, OnFork on_fork, Access access) {
 }
 
 Mapping::~Mapping() {
-  if (data_ != nullptr) ::munmap(data_, nbytes_);
+  if (data_ != nullptr && !is_kept_) ::munmap(data_, nbytes_);
 }
 
 void Mapping::populate(size_t offset, size_t nbytes) const {

@@ -21,10 +21,13 @@ class Mapping {
   // Maps the whole file, shared; huge pages are advised. The descriptor may be closed afterwards.
   Mapping(int fd, OnFork on_fork, Access access = Access::kWrite);
   Mapping(Mapping&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), nbytes_(std::exchange(other.nbytes_, 0)) {}
+      : data_(std::exchange(other.data_, nullptr)),
+        nbytes_(std::exchange(other.nbytes_, 0)),
+        is_kept_(std::exchange(other.is_kept_, false)) {}
   Mapping& operator=(Mapping&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(nbytes_, other.nbytes_);
+    std::swap(is_kept_, other.is_kept_);
     return *this;
   }
   Mapping(const Mapping&) = delete;
@@ -40,10 +43,13 @@ class Mapping {
   // more.
   void make_private(size_t offset, size_t nbytes, int copy) const;
   void forbid() const;  // any access is a fault from now on
+  // It stays mapped until the process ends: hardware may still be at work there.
+  void keep() const { is_kept_ = true; }
 
  private:
   std::byte* data_ = nullptr;
   size_t nbytes_ = 0;
+  mutable bool is_kept_ = false;
 };
 
 }  // namespace rr

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "cuda_checks.h"
 #include "doctest/doctest.h"
+#include "gpu/pinned_pages.h"
 
 namespace rr::test {
 namespace {
@@ -112,6 +113,31 @@ TEST_CASE("cuda memory: nothing is freed to make room under a lock while work wa
   fake.fail("cuMemAlloc:1:2");
   CHECK(device->allocate_locked(size_t{2} << 20) != nullptr);
   CHECK(fake.calls("cuMemFree") == freed + 1);
+}
+
+TEST_CASE("cuda memory: nothing of a GPU that has been left is given back, and what is pinned stays so") {
+  auto& fake = FakeCuda::get();
+  const auto other = fake.device(0);
+  auto device = fake.device(0);
+  Program program(fake);
+  PinnedPages pages = pinned_pages(*device, 4096);
+  std::byte* const pinned = pages.get();
+  std::byte* const data = device->allocate(100);
+  device->release(data);
+  const auto calls = [&] { return fake.calls("cuMemFree") + fake.calls("cuMemHostUnregister"); };
+  const uint64_t before = calls();
+  HeldStream held(fake, *other, program.stream());  // whatever waited for the GPU would not return
+  device->leave();
+  pages.reset();
+  device->free_released();
+  device.reset();
+  CHECK(calls() == before);
+  held.let_go();
+  CHECK(fake.driver->mem_host_unregister(pinned) == cu::kSuccess);
+  CHECK(fake.driver->mem_free(device_ptr(data)) == cu::kSuccess);
+  pinned[0] = std::byte{1};  // the pages have not gone
+  pages.reset(pinned);
+  pages.get_deleter().device = nullptr;
 }
 
 TEST_CASE("cuda memory: what is not ours is not released, and a full GPU is said to be so") {

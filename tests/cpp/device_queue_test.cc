@@ -307,6 +307,23 @@ TEST_CASE("shutdown keeps the memory of a copy that is under way until the GPU h
   });
 }
 
+TEST_CASE("shutdown leaves a GPU that does not come to an end") {
+  const Environment environment({});
+  run_ranks(1, [](Rank& rank) {
+    Gpu gpu(rank, true);
+    TensorView numbers;
+    numbers.dtype = DType::kInt32;
+    numbers.place = Place::kDevice;
+    numbers.set_shape(1, [](size_t) { return 100; });
+    numbers.data = gpu.device->allocate(numbers.nbytes());
+    gpu.queue().copy(numbers, numbers, nullptr, {stream(1)});
+    gpu.device->advance(1);
+    wait_for([&] { return gpu.device->is_busy(); });
+    rank.context.shutdown();
+    expect(gpu.device->is_left(), "nothing of it waits for the GPU any more");
+  });
+}
+
 TEST_CASE("messages: pinned memory beyond what is kept is let go of by others, and is not far too large") {
   const auto device = std::make_shared<FakeDevice>();
   StagingPool pool(device);

@@ -2,6 +2,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -120,6 +121,27 @@ TEST_CASE("a forked child has registered memory, and no control segment to write
   const Fd registered = create_memfd("registered", 4096);
   CHECK_FALSE(child_has(Mapping(control.get(), OnFork::kDrop)));
   CHECK(child_has(Mapping(registered.get(), OnFork::kInherit)));
+}
+
+TEST_CASE("a mapping that is kept stays when its owner goes, also when that was moved") {
+  const Fd file = create_memfd("kept", 4096);
+  std::byte* data = nullptr;
+  {
+    const Mapping kept(file.get(), OnFork::kDrop);
+    data = kept.data();
+    kept.keep();
+  }
+  unsigned char present = 0;
+  CHECK(::syscall(SYS_mincore, data, 4096, &present) == 0);
+  ::munmap(data, 4096);
+  {
+    Mapping first(file.get(), OnFork::kDrop);
+    data = first.data();
+    first.keep();
+    const Mapping second(std::move(first));
+  }
+  CHECK(::syscall(SYS_mincore, data, 4096, &present) == 0);
+  ::munmap(data, 4096);
 }
 
 // Whether a child that is forked now has the descriptor.

@@ -130,8 +130,9 @@ void RankDevice::drain() {
     forget_passed();
     relax(true);
   }
-  if (!abandoned_.empty())
-    context_.log().warning("the GPU has not come to an end within " + std::to_string(kDrainS) + " s");
+  if (abandoned_.empty()) return;
+  context_.log().warning("the GPU has not come to an end within " + std::to_string(kDrainS) + " s");
+  device()->leave();  // whatever is given back from now on would wait for it
 }
 
 }  // namespace rr

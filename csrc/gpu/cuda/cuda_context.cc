@@ -79,7 +79,7 @@ CudaContext::CudaContext(std::shared_ptr<const CudaDriver> driver, int ordinal)
 }
 
 CudaContext::~CudaContext() {
-  if (!is_left_) RR_CUDA_FREE(*this, device_primary_ctx_release, device_);
+  if (!is_left()) RR_CUDA_FREE(*this, device_primary_ctx_release, device_);
 }
 
 std::string CudaContext::where() const {

@@ -2,6 +2,7 @@
 // wrong in it for good. Everything of CudaDevice calls the driver through this.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -40,8 +41,8 @@ class CudaContext {
   [[noreturn]] void fail(cu::Result result, const char* call, const std::string& doing) const;
 
   // From now on nothing is freed: the GPU is at work that may never end, and the driver would wait for it.
-  void leave() { is_left_ = true; }
-  bool is_left() const { return is_left_; }
+  void leave() { is_left_.store(true); }
+  bool is_left() const { return is_left_.load(); }
 
   // The context is current in this thread while this lives, and calls are allowed that CUDA otherwise forbids while any
   // thread captures a graph: ours have nothing to do with what is captured. Throws the remembered error if there is
@@ -79,7 +80,7 @@ class CudaContext {
   mutable std::mutex mutex_;
   mutable std::string broken_;  // the first sticky error
   mutable bool has_logged_ = false;
-  bool is_left_ = false;
+  std::atomic<bool> is_left_{false};
 };
 
 // Calls a function of the driver and checks what it says: RR_CUDA(context, mem_free, pointer).

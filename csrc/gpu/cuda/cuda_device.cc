@@ -28,10 +28,16 @@ CudaDevice::CudaDevice(std::shared_ptr<const CudaDriver> driver, int ordinal, co
 }
 
 CudaDevice::~CudaDevice() {
+  if (is_left()) return;
   const auto current = context_.current_for_freeing();
-  if (becomes_idle()) return;
+  if (!becomes_idle()) leave();
+}
+
+void CudaDevice::leave() {
+  if (is_left()) return;
   Log().warning("CUDA: " + context_.where() + ": work of ours has not ended; its memory is left to the process's end");
   context_.leave();
+  Device::leave();
 }
 
 bool CudaDevice::becomes_idle() {

@@ -54,6 +54,8 @@ class CudaDevice final : public Device {
   Stream stream(WorkStream work_stream) const override { return work_streams_.stream(work_stream); }
   std::shared_ptr<void> make_current() override { return std::make_shared<Current>(context_); }
 
+  void leave() override;
+
  private:
   using Current = CudaContext::Current;
   bool becomes_idle();

@@ -163,6 +163,7 @@ uint64_t CudaImports::closed() {
 
 // Each stays in the list until it is closed: what overlaps one cannot be mapped before.
 void CudaImports::close_forgotten() {
+  if (context_.is_left()) return;
   const std::lock_guard closing(closing_);
   for (;;) {
     Mapped oldest;

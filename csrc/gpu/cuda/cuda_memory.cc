@@ -48,6 +48,7 @@ void CudaMemory::pin(std::byte* data, size_t nbytes) {
 }
 
 void CudaMemory::unpin(std::byte* data) {
+  if (context_.is_left()) return;
   {
     const std::lock_guard lock(mutex_);
     const auto known = pinned_.find(data);
@@ -104,6 +105,7 @@ void CudaMemory::release(std::byte* data) {
 }
 
 void CudaMemory::free_released() {
+  if (context_.is_left()) return;
   std::vector<std::byte*> released;
   {
     const std::lock_guard lock(mutex_);

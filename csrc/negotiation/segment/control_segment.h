@@ -262,6 +262,9 @@ class ControlSegment {
     return *reinterpret_cast<Signature*>(slot_address(index, rank) + sizeof(RequestSlotHead) + inline_nbytes_);
   }
 
+  // It stays mapped until the process ends.
+  void keep_mapped() const { mapping_.keep(); }
+
  private:
   ControlSegment(int size, size_t capacity);  // offsets only
   std::byte* base() const { return mapping_.data(); }

@@ -15,6 +15,7 @@ DevicePlanner::~DevicePlanner() {
   } catch (const Error& error) {
     from_.log.warning(from_.here() + "] " + error.what());
   }
+  if (from_.gpu.device()->is_left()) from_.control.keep_mapped();  // still pinned, perhaps
 }
 
 std::unique_ptr<Algorithm> DevicePlanner::plan(const Entry& entry, const std::vector<OperationPtr>& members, Team team,
