@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/errors.h"
 #include "data/reduction.h"
 
 namespace rr {
@@ -72,6 +73,12 @@ struct DeviceFold {
   size_t count = 0;  // elements
 };
 
+// There will be memory once work that waits for peers has ended.
+class DeviceBusyError : public InternalError {
+ public:
+  using InternalError::InternalError;
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -92,7 +99,7 @@ class Device {
   virtual void unpin(std::byte* data) = 0;
   virtual std::byte* allocate(size_t nbytes) = 0;  // device memory, 256-byte aligned
   // The same under a lock that somebody needs who ends work that waits for peers: while there is such work nothing is
-  // freed to make room, since that waits until the GPU is idle.
+  // freed to make room, since that waits until the GPU is idle. Throws DeviceBusyError where that would help.
   virtual std::byte* allocate_locked(size_t nbytes) { return allocate(nbytes); }
   // Kernels of callers, on streams that are not known here, may still read what is released. So nobody gets it before
   // free_released(), which waits until the GPU is idle: it is called without locks, but by allocate() on a full GPU.

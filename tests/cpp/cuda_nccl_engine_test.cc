@@ -190,6 +190,53 @@ TEST_CASE("nccl: an operation is issued while the GPU is still at the one before
   check_clean(fake);
 }
 
+TEST_CASE("nccl: on a full GPU an operation that needs memory begins once NCCL's kernels have ended") {
+  FakeNccl fake;
+  const Environment environment = by_nccl("nccl");
+  const auto manual = [](int rank) {
+    FakeOptions options = own_gpus(8)(rank);
+    options.manual = true;
+    return options;
+  };
+  std::atomic<int> seen{0};
+  const auto body = [&](GpuRank& rank) {
+    const int me = rank.rank.rank;
+    const GpuTensor tensor(rank.gpu, DType::kFloat32, {3000}, numbers(DType::kFloat32, 3000, me));
+    const GpuTensor own(rank.gpu, DType::kInt16, {5}, block(me, 0, 10));
+    rank.gpu.fill();
+    Request reduce = request_of(Kind::kAllreduce);
+    reduce.srcs = reduce.dsts = {tensor.view()};
+    Request gather = request_of(Kind::kAllgather);
+    gather.srcs = {own.view()};
+    const OperationPtr reduced = rank.world.submit(reduce, nullptr);
+    const OperationPtr gathered = rank.world.submit(gather, nullptr);
+    wait_for([&] {
+      rank.rank.context.try_progress();
+      return fake.counts().calls == 2;
+    });
+    for (int i = 0; i < 100; ++i) rank.rank.context.try_progress();
+    expect(fake.counts().calls == 2, "the all-gather waits for memory");
+    ++seen;
+    wait_for([&] { return seen == 2; });
+    for (const OperationPtr& operation : {reduced, gathered}) {
+      wait_for([&] {
+        rank.gpu.advance();
+        rank.rank.context.try_progress();
+        return operation->state.load() != State::kPending;
+      });
+      rank.world.wait(*operation, -1, nullptr);
+    }
+    expect(tensor.get() == sum(DType::kFloat32, 3000, {0, 1}, 2), "the sum");
+    expect(gathered->counts == std::vector<uint64_t>{5, 5}, "rows of each rank");
+    Bytes both = block(0, 0, 10);
+    const Bytes second = block(1, 0, 10);
+    both.insert(both.end(), second.begin(), second.end());
+    expect(get(gathered->output.get(), gathered->output_nbytes) == both, "all blocks");
+  };
+  CHECK_NOTHROW(run_ranks(2, on_gpu(manual, body)));
+  check_clean(fake);
+}
+
 TEST_CASE("nccl: a rank that leaves while it is needed, a timeout, and an error that NCCL reports") {
   const std::vector<std::string> cases = {"leaves", "timeout", "error"};
   for (const std::string& one : cases) {

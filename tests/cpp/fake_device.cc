@@ -88,6 +88,11 @@ std::byte* FakeDevice::allocate(size_t nbytes) {
   return space_.allocate(nbytes);
 }
 
+std::byte* FakeDevice::allocate_locked(size_t nbytes) {
+  if (is_full_.load() && waits_for_peers()) throw DeviceBusyError(name() + " is full");
+  return allocate(nbytes);
+}
+
 DeviceExport FakeDevice::exported(const std::byte* data, size_t nbytes, uint64_t& offset, std::shared_ptr<void>& keep) {
   check();
   return space_.exported(data, nbytes, offset, keep);

@@ -58,6 +58,8 @@ class FakeDevice final : public Device {
   void end_capture(Stream stream) { work_streams_.end_capture(stream); }
   // Everything fails from now on, as after an illegal access.
   void break_down(const std::string& why);
+  // Device memory is to be had only where something may be freed for it.
+  void fill() { is_full_.store(true); }
   uint64_t launches() const { return launches_.load(); }  // move, fold, encode, decode
   uint64_t imports() const { return space_.mappings(); }
   size_t pinned_ranges() const { return space_.pinned_ranges(); }
@@ -73,6 +75,7 @@ class FakeDevice final : public Device {
   void pin(std::byte* data, size_t nbytes) override;
   void unpin(std::byte* data) override { space_.unpin(data); }
   std::byte* allocate(size_t nbytes) override;
+  std::byte* allocate_locked(size_t nbytes) override;
   void release(std::byte* data) override { space_.release(data); }
   void free_released() override { forgotten_ = 0; }
   size_t released_nbytes() override { return 0; }
@@ -114,6 +117,7 @@ class FakeDevice final : public Device {
   FakeSpace space_;
   std::atomic<size_t> forgotten_{0};
   std::atomic<uint64_t> launches_{0};
+  std::atomic<bool> is_full_{false};
   FakeWorkStreams work_streams_;  // the last, so that it ends first: its actions use the rest
 };
 

@@ -62,7 +62,7 @@ bool Executor::step_entry(bool from_engine, const HostRelay* relay) {
       negotiation_.log().close(entry);
     }
     if (!entry.participants.test(from_.rank) && entry.rounds.load(std::memory_order_acquire) == 0) return false;
-    start_entry(entry);
+    if (!start_entry(entry)) return false;
     if (active_ == nullptr) return true;
   }
   for (int steps = 0; steps < kStepsAtOnce; ++steps) {
@@ -128,7 +128,9 @@ bool Executor::wants_bucket(bool from_engine) {
   return false;
 }
 
-void Executor::start_entry(Entry& entry) {
+// False: not yet, because the GPU has no memory until work that waits for peers has ended there, by itself or because
+// its group fails.
+bool Executor::start_entry(Entry& entry) {
   active_members_.clear();
   active_rounds_ = 0;
   if (entry.participants.test(from_.rank)) {
@@ -145,7 +147,8 @@ void Executor::start_entry(Entry& entry) {
   }
   if (active_members_.empty()) {
     skip_entry(entry);
-    return finish_entry();
+    finish_entry();
+    return true;
   }
   if (from_.recorder.is_on()) {
     const int64_t started_ns = now_ns();
@@ -153,9 +156,19 @@ void Executor::start_entry(Entry& entry) {
       record_start(*operation, started_ns, static_cast<uint8_t>(entry.algorithm), active_members_.size() > 1);
     }
   }
-  active_ = planner_.plan(cursor_, active_members_, rounds_base_, active_rounds_);
+  try {
+    active_ = planner_.plan(cursor_, active_members_, rounds_base_, active_rounds_);
+  } catch (const DeviceBusyError&) {
+    for (const OperationPtr& operation : active_members_) {
+      operation->counts.clear();
+      operation->output_nbytes = 0;
+    }
+    active_members_.clear();
+    return false;
+  }
   entry.rounds.store(active_rounds_ + 1, std::memory_order_release);
   if (from_.control.header().joined_count.load(std::memory_order_relaxed) != 0) negotiation_.segment().ring_waiters();
+  return true;
 }
 
 // This rank has joined and has no part in the entry: only all-reduces go on without it. It keeps count of the rounds.

@@ -57,7 +57,7 @@ class Executor {
   bool end_issued();
   void append_complete();
   bool wants_bucket(bool from_engine);
-  void start_entry(Entry& entry);
+  bool start_entry(Entry& entry);
   void withdraw_memory();
   void skip_entry(Entry& entry);
   bool fail_if_memory_is_gone();

@@ -80,12 +80,12 @@ std::byte* CudaMemory::allocate_at_once(size_t nbytes) {
   const size_t size = std::max<size_t>(1, nbytes);
   cu::DevicePtr at = 0;
   const auto result = context_.driver().mem_alloc(&at, size);
-  const size_t released = result == cu::kOutOfMemory ? released_nbytes() : 0;
   const std::string doing = std::to_string(size) + " bytes of device memory";
-  context_.check(result, cu::symbols::mem_alloc,
-                 released == 0 ? doing
-                               : doing + " (" + std::to_string(released) +
-                                     " bytes of ours cannot be freed while operations of NCCL's are under way)");
+  if (result == cu::kOutOfMemory && released_nbytes() != 0) {
+    throw DeviceBusyError("CUDA: " + context_.where() + ": " + doing + ": " + std::to_string(released_nbytes()) +
+                          " bytes of ours cannot be freed while operations of NCCL's are under way");
+  }
+  context_.check(result, cu::symbols::mem_alloc, doing);
   return add(at, size);
 }
 
