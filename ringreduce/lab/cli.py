@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from ringreduce.lab import requirements, slurm
-from ringreduce.lab.lab import Lab
+from ringreduce.lab.lab import Lab, end
 from ringreduce.lab.mpi import settings
 
 
@@ -45,6 +45,10 @@ def main(argv: Sequence[str]) -> int:
         before = lab.counters()
         command = options.command[options.command[:1] == ["--"] :] or [os.environ.get("SHELL", "/bin/sh")]
         with lab.start(lab.hosts[0], command, env=env, stdin=None, output=None) as process:
-            status: int = process.wait()
+            try:
+                status: int = process.wait()
+            except BaseException:
+                end(process)  # leaving the `with` block would wait until the command ends by itself
+                raise
         print(f"# carried: {lab.counters() - before}", file=sys.stderr)
     return status
