@@ -6,6 +6,7 @@ gets the signals that this one gets; its exit status, or 128 + its signal, is th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -21,19 +22,21 @@ def main(pid: int, command: list[str]) -> int:
     folder = os.getcwd()
     kernel.enter(pid, kernel.HOST)
     os.chdir(folder if os.path.isdir(folder) else "/")
-    # A shell at a terminal stays in its session; anything else must not share the fate of who waits for it.
-    at_terminal = os.isatty(0)
+    foreground = foreground_group()
+    # A command in the terminal's foreground stays in this session and gets the terminal. Any other must not share the
+    # fate of who waits for it.
+    takes_terminal = foreground == os.getpgrp()
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     child = os.fork()
     if child == 0:
         kernel.die_with_parent(signal.SIGKILL)
-        if at_terminal:
-            signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        if takes_terminal:
             os.setpgid(0, 0)
-            os.tcsetpgrp(0, os.getpgid(0) or os.getpid())
-            signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+            set_foreground(os.getpgid(0) or os.getpid())
         else:
             os.setsid()
+            if foreground is not None:  # else it would read what is typed for the foreground, which SIGTTIN prevents
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         try:
             os.execvp(command[0], command)
@@ -49,6 +52,22 @@ def main(pid: int, command: list[str]) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return status if status >= 0 else 128 - status
+
+
+def foreground_group() -> int | None:
+    """The process group in the foreground of standard input, or None if that is not this session's terminal."""
+    try:
+        return os.tcgetpgrp(0)
+    except OSError:
+        return None
+
+
+def set_foreground(group: int) -> None:
+    """Puts a process group of this session into the terminal's foreground, also from the background."""
+    before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    with contextlib.suppress(OSError):  # the terminal has gone
+        os.tcsetpgrp(0, group)
+    signal.signal(signal.SIGTTOU, before)
 
 
 if __name__ == "__main__":

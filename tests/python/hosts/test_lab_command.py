@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import select
+import shlex
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 from deadlines import SOON_S
@@ -29,3 +37,47 @@ def test_sigterm_ends_the_command() -> None:
             assert lab.wait(LAB_S) == 128 + signal.SIGTERM
         finally:
             lab.kill()
+
+
+# --- at a terminal ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def on_terminal(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """The command leads the session of a new terminal: its process, and the terminal's other end."""
+    ours, theirs = pty.openpty()
+    environ = clean_environment() | {"TERM": "dumb"}
+    leader = subprocess.Popen(["setsid", "--ctty", *command], stdin=theirs, stdout=theirs, stderr=theirs, env=environ)
+    try:
+        yield leader, ours
+    finally:
+        for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
+            with suppress(ProcessLookupError):
+                if os.getsid(pid) == leader.pid:
+                    os.kill(pid, signal.SIGKILL)
+        leader.wait()
+        os.close(ours)
+        os.close(theirs)
+
+
+def read_until(terminal: int, part: str, text: str = "") -> str:
+    """What the terminal shows until `part` comes."""
+    deadline = time.monotonic() + LAB_S
+    while part not in text:
+        ready, _, _ = select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))
+        assert ready, text
+        text += os.read(terminal, 65536).decode(errors="replace")
+    return text
+
+
+def test_a_lab_in_the_background_leaves_the_terminal_to_the_shell() -> None:
+    with on_terminal(["bash", "--norc", "--noprofile", "-i"]) as (shell, terminal):
+        lab = shlex.join([*LAB, "sh", "-c", "echo up-$((40 + 2)); read line; echo read-$?; exec sleep 1000"])
+        os.write(terminal, f"{lab} &\n".encode())
+        text = read_until(terminal, "up-42")
+        assert os.tcgetpgrp(terminal) == shell.pid
+        read_until(terminal, "read-1", text)  # the end of its input, not what is typed for the shell
+        os.write(terminal, b"echo shell-$((40 + 3))\n")
+        read_until(terminal, "shell-43")
+        os.write(terminal, b"kill %1; wait %1; echo ended-$?\n")
+        read_until(terminal, f"ended-{128 + signal.SIGTERM}")
