@@ -18,7 +18,10 @@ from ringreduce.lab.mpi import settings
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the command's exit status; 2 where there can be no lab."""
+    """Returns the command's exit status; 2 where there can be no lab.
+
+    If Ctrl-C at a terminal has ended the command, SIGINT ends this process group.
+    """
     parser = argparse.ArgumentParser(
         prog="ringreduce lab",
         description="Runs a command on the first of several hosts that are made of this machine: namespaces, joined by "
@@ -51,4 +54,8 @@ def main(argv: Sequence[str]) -> int:
                 end(process)  # leaving the `with` block would wait until the command ends by itself
                 raise
         print(f"# carried: {lab.counters() - before}", file=sys.stderr)
-    return status
+    if status == -signal.SIGINT:  # Ctrl-C, which the terminal has sent to the command's own process group only
+        sys.stderr.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.killpg(0, signal.SIGINT)  # a script that has called this ends too, as with a command of this machine
+    return status if status >= 0 else 128 - status

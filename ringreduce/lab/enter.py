@@ -1,7 +1,8 @@
 """Runs a command inside a host: python -m ringreduce.lab.enter PID COMMAND...
 
 PID is the host's process 1. The command keeps the working directory where the host has it, ends with this process, and
-gets the signals that this one gets; its exit status, or 128 + its signal, is this one's.
+gets the signals that this one gets; its exit status, or 128 + its signal, is this one's. If the command has the
+terminal and ends by SIGINT, this process ends by SIGINT.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ def main(pid: int, command: list[str]) -> int:
     kernel.enter(pid, kernel.HOST)
     os.chdir(folder if os.path.isdir(folder) else "/")
     foreground = foreground_group()
-    # A command in the terminal's foreground stays in this session and gets the terminal. Any other must not share the
-    # fate of who waits for it.
+    # A command in the terminal's foreground stays in this session and gets the terminal, until it ends. Any other must
+    # not share the fate of who waits for it.
     takes_terminal = foreground == os.getpgrp()
+    parent = os.getppid()
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     child = os.fork()
     if child == 0:
@@ -51,6 +53,12 @@ def main(pid: int, command: list[str]) -> int:
         signal.signal(signum, forward)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if takes_terminal:
+        if os.getppid() == parent:  # else a shell has noticed that its command is gone, and has the terminal
+            set_foreground(os.getpgrp())
+        if status == -signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
     return status if status >= 0 else 128 - status
 
 

@@ -81,3 +81,23 @@ def test_a_lab_in_the_background_leaves_the_terminal_to_the_shell() -> None:
         read_until(terminal, "shell-43")
         os.write(terminal, b"kill %1; wait %1; echo ended-$?\n")
         read_until(terminal, f"ended-{128 + signal.SIGTERM}")
+
+
+def test_a_script_has_the_terminal_again_after_its_lab() -> None:
+    lab = shlex.join([*LAB, "sh", "-c", "read line; echo $line-in-the-lab"])
+    with on_terminal(["bash", "-c", f"{lab}; read -p 'name? ' name; echo $name-in-the-script"]) as (script, terminal):
+        os.write(terminal, b"one\n")
+        text = read_until(terminal, "name? ")
+        assert "one-in-the-lab" in text
+        os.write(terminal, b"two\n")
+        read_until(terminal, "two-in-the-script")
+        assert script.wait(LAB_S) == 0
+
+
+def test_ctrl_c_ends_the_script_that_has_called_the_lab() -> None:
+    lab = shlex.join([*LAB, "sh", "-c", "echo up-$((40 + 2)); exec sleep 1000"])
+    with on_terminal(["bash", "-c", f"{lab}; echo the script goes on"]) as (script, terminal):
+        text = read_until(terminal, "up-42")
+        os.write(terminal, b"\x03")
+        assert "the script goes on" not in read_until(terminal, "carried: ", text)
+        assert script.wait(LAB_S) == -signal.SIGINT
