@@ -1,8 +1,8 @@
 """Runs a command inside a host: python -m ringreduce.lab.enter PID COMMAND...
 
-PID is the host's process 1. The command keeps the working directory where the host has it, ends with this process, and
-gets the signals that this one gets; its exit status, or 128 + its signal, is this one's. If the command has the
-terminal and ends by SIGINT, this process ends by SIGINT.
+PID is the host's process 1. The command keeps the working directory, ends with this process, and gets the signals that
+this one gets; its exit status, or 128 + its signal, is this one's. If the command has the terminal and ends by SIGINT,
+this process ends by SIGINT.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 from types import FrameType
 
 from ringreduce.lab import kernel
+from ringreduce.lab.keeper import OWN
 
 NOT_RUNNABLE, NOT_FOUND = 126, 127  # as a shell has them
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -22,7 +23,13 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 def main(pid: int, command: list[str]) -> int:
     folder = os.getcwd()
     kernel.enter(pid, kernel.HOST)
-    os.chdir(folder if os.path.isdir(folder) else "/")
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        own = "hosts have files of their own in " + ", ".join(OWN)
+        reason = f"{error.strerror}; {own}, besides what Lab(shared=...) names"
+        print(f"ringreduce lab: the host has no working directory {folder}: {reason}", file=sys.stderr, flush=True)
+        return NOT_RUNNABLE
     foreground = foreground_group()
     # A command in the terminal's foreground stays in this session and gets the terminal, until it ends. Any other must
     # not share the fate of who waits for it.

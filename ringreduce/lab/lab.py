@@ -42,8 +42,8 @@ class Lab:
         hosts: 1 to 8.
         rate: of each link and direction, as `tc` spells it; None = not shaped.
         shared: folders that all hosts see although they lie below /tmp, /var/tmp, /dev/shm or /run, where each host
-            has its own files. lab.folder, the interpreter's environment and this process's other sources of modules
-            are always seen.
+            has its own files. lab.folder, the working directory, the interpreter's environment and this process's
+            other sources of modules are always seen.
 
     Raises InvalidArgumentError for another number of hosts. Entering raises UnavailableError, with nothing left, if the
     machine does not allow it, or TimeoutError.
@@ -61,6 +61,10 @@ class Lab:
         self._daemons: set[int] = set()
 
     def __enter__(self) -> Lab:
+        try:
+            working_folder = Path.cwd()
+        except FileNotFoundError:
+            raise UnavailableError("the working directory has been removed") from None
         with ExitStack() as undo:
             self.folder = Path(tempfile.mkdtemp(prefix="ringreduce-lab-"))
             """Seen by all hosts in the same place: the cluster's shared file system. Goes when the lab goes."""
@@ -76,6 +80,7 @@ class Lab:
                 *host_environment.module_folders(),
                 Path(sys.prefix),
                 Path(sys.base_prefix),
+                working_folder,
                 *self._shared,
             ]
             for name in self.hosts:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import select
 import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,13 +18,15 @@ from pathlib import Path
 
 import pytest
 from deadlines import SOON_S
+from processes import completed
 from ranks import clean_environment
 
+from ringreduce.lab.lab import Lab
 from ringreduce.lab.requirements import missing
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
-LAB = [sys.executable, "-m", "ringreduce", "lab", "--hosts", "1", "--rate", "none"]
+LAB = [str(Path(sys.executable).with_name("ringreduce")), "lab", "--hosts", "1", "--rate", "none"]
 LAB_S = 3 * SOON_S
 """A lab is up by then, and has ended by then."""
 
@@ -37,6 +41,42 @@ def test_sigterm_ends_the_command() -> None:
             assert lab.wait(LAB_S) == 128 + signal.SIGTERM
         finally:
             lab.kill()
+
+
+# --- the working directory --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parent", ["/tmp", "/var/tmp", "/dev/shm", "/run"])
+def test_the_working_directory_is_on_the_hosts(parent: str) -> None:
+    with tempfile.TemporaryDirectory(dir=parent) as folder:
+        Path(folder, "given").write_text("some words\n")
+        done = completed([*LAB, "sh", "-c", "pwd; cat given; echo others > made"], env=clean_environment(), cwd=folder)
+        assert done.stdout == f"{folder}\nsome words\n", done.stderr
+        assert done.returncode == 0, done.stderr
+        assert Path(folder, "made").read_text() == "others\n"
+
+
+def test_a_folder_of_which_each_host_has_its_own_stays_the_hosts() -> None:
+    done = completed([*LAB, "sh", "-c", "pwd; ls -d ringreduce-lab-*"], env=clean_environment(), cwd="/tmp")
+    first, *folders = done.stdout.split()
+    assert first == "/tmp", done.stderr
+    assert len(folders) == 1, done.stderr
+
+
+def test_a_working_directory_that_a_host_lacks_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Lab(hosts=1, rate=None) as lab:
+        monkeypatch.chdir(tmp_path)
+        done = lab.run("a", ["pwd"])
+        assert done.status == 126
+        assert re.fullmatch(rf"ringreduce lab: the host has no working directory {tmp_path}: .*\n", done.output)
+
+
+def test_a_removed_working_directory_is_an_error(tmp_path: Path) -> None:
+    removed = shlex.join(["rmdir", str(tmp_path / "gone")])
+    (tmp_path / "gone").mkdir()
+    done = completed(["sh", "-c", f"{removed}; {shlex.join(LAB)} true"], env=clean_environment(), cwd=tmp_path / "gone")
+    assert done.returncode == 2, done.stderr
+    assert done.stderr == "ringreduce lab: the working directory has been removed\n"
 
 
 # --- at a terminal ----------------------------------------------------------------------------------------------------
