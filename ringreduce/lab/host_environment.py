@@ -13,8 +13,22 @@ from pathlib import Path
 from ringreduce.launch.forwarded import PLACES
 
 PACKAGE = Path(__file__).resolve().parents[2]
-LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "MPI_LOCAL", "SLURM_", "TORCHELASTIC_", "HOROVOD_", "HYDI_")
-LAUNCHER_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
+PLACE_PREFIXES = (
+    *("HOROVOD_GLOO_RENDEZVOUS_", "TORCHELASTIC_", "PMI_", "MPI_LOCAL", "HYDI_"),
+    *("OMPI_COMM_WORLD_", "OMPI_WORLD_", "OMPI_MCA_ess", "OMPI_MCA_orte_ess_"),
+)
+"""Of the variables by which a launcher tells a rank its place and how to reach the launcher."""
+PLACE_NAMES = PLACES | {
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    "HOROVOD_HOSTNAME",
+    *("OMPI_UNIVERSE_SIZE", "OMPI_APP_CTX_NUM_PROCS", "OMPI_NUM_APP_CTX", "OMPI_FIRST_RANKS", "OMPI_FILE_LOCATION"),
+    *("OMPI_COMMAND", "OMPI_ARGV", "OMPI_MCA_initial_wdir", "OMPI_MCA_num_procs", "OMPI_MCA_pmix"),
+    *("OMPI_MCA_orte_hnp_uri", "OMPI_MCA_orte_local_daemon_uri", "OMPI_MCA_orte_launch", "OMPI_MCA_orte_app_num"),
+    *("OMPI_MCA_orte_num_nodes", "OMPI_MCA_orte_bound_at_launch", "OMPI_MCA_orte_jobfam_session_dir"),
+    *("OMPI_MCA_orte_top_session_dir", "OMPI_MCA_orte_precondition_transports", "OMPI_MCA_shmem_RUNTIME_QUERY_hint"),
+}
+SLURM_MARKS = {"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_STEP_ID", "SLURM_PROCID"}
+"""Where one of these is set, all of Slurm's variables are about that job; elsewhere the user has set them."""
 
 
 def module_folders() -> list[Path]:
@@ -32,12 +46,15 @@ def run_module(name: str, *arguments: str) -> list[str]:
 
 
 def without_launchers(environ: Mapping[str, str]) -> dict[str, str]:
-    """All variables but those of launchers."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if not name.startswith(LAUNCHER_PREFIXES) and name not in LAUNCHER_NAMES | PLACES
-    }
+    """All variables but those that a launcher sets for one job. The user's settings of a launcher stay."""
+    in_slurm = not SLURM_MARKS.isdisjoint(environ)
+
+    def is_place(name: str) -> bool:
+        if name.startswith("PMIX_"):
+            return not name.startswith("PMIX_MCA_")
+        return name in PLACE_NAMES or name.startswith(PLACE_PREFIXES) or (in_slurm and name.startswith("SLURM"))
+
+    return {name: value for name, value in environ.items() if not is_place(name)}
 
 
 def variables(added: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -263,8 +263,12 @@ def receive_from_test() -> str:
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's environment without any launcher's variables, and with the package under test on the path."""
-    environ = without_launchers(os.environ)
+    """This process's environment without what launchers and users set for jobs, and with the package under test."""
+    environ = {
+        name: value
+        for name, value in without_launchers(os.environ).items()
+        if not name.startswith(("HOROVOD_", "OMPI_", "PMIX_", "SLURM_"))
+    }
     environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each rank would compile every module again
     path = [package_folder(), str(SUPPORT), *filter(None, [environ.get("PYTHONPATH")])]
     environ["PYTHONPATH"] = os.pathsep.join(path)
