@@ -7,6 +7,7 @@ import pty
 import re
 import select
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from ringreduce.lab.requirements import missing
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 LAB = [str(Path(sys.executable).with_name("ringreduce")), "lab", "--hosts", "1", "--rate", "none"]
+ROOT = Path(__file__).resolve().parents[3]
 LAB_S = 3 * SOON_S
 """A lab is up by then, and has ended by then."""
 
@@ -41,6 +43,34 @@ def test_sigterm_ends_the_command() -> None:
             assert lab.wait(LAB_S) == 128 + signal.SIGTERM
         finally:
             lab.kill()
+
+
+WHERE = """
+import socket
+import ringreduce as rr
+with rr.init() as world:
+    print(f"rank {world.rank} of {world.size} on {socket.gethostname()}\\n", end="", flush=True)
+"""
+
+
+@pytest.mark.parametrize("launcher", ["mpirun.openmpi", "ringrun"])
+def test_the_documented_line_of_a_launcher(launcher: str, tmp_path: Path) -> None:
+    if launcher == "mpirun.openmpi":
+        pytest.importorskip("mpi4py")
+        if shutil.which(launcher) is None:
+            pytest.skip("mpirun.openmpi is not installed (apt-get install openmpi-bin)")
+    (tmp_path / "train.py").write_text(WHERE)
+    line = re.search(rf"root@a# ({re.escape(launcher)} (?:.*\\\n)*.*)\n", (ROOT / "docs/user/clusters.md").read_text())
+    assert line
+    environ = clean_environment()
+    environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environ["PATH"]])  # as `activate` does
+    command = [*LAB[:2], "--hosts", "2", "sh", "-c", line[1]]
+    done = completed(command, env=environ, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ranks = sorted(line for line in done.stdout.splitlines() if "rank" in line)
+    assert [rank[rank.index("rank") :] for rank in ranks] == [
+        f"rank {rank} of 4 on {'ab'[rank // 2]}" for rank in range(4)
+    ]
 
 
 # --- the working directory --------------------------------------------------------------------------------------------
