@@ -67,7 +67,8 @@ def main() -> None:
     if options.batch_size % size:
         raise SystemExit(f"--batch-size {options.batch_size} cannot be shared out evenly to {size} ranks")
     data = fashion_mnist.load()
-    params = initial(jax.random.key(rank), [28 * 28, *options.hidden, 10], jnp.dtype(options.dtype))
+    key = jax.random.fold_in(jax.random.key(options.seed), rank)
+    params = initial(key, [28 * 28, *options.hidden, 10], jnp.dtype(options.dtype))
     params = hvd.broadcast_parameters(params, root_rank=0)  # each rank had drawn its own
     tx = hvd.distributed(Momentum(options.lr), every=options.every, op=hvd.Sum)
     state = tx.init(params)

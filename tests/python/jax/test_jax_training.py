@@ -127,3 +127,14 @@ def test_the_example_trains_on_the_real_data_as_one_rank_does(tmp_path: Path) ->
     np.testing.assert_allclose(two["losses"], alone["losses"], rtol=1e-12)
     assert two["losses"][1] < 0.8 * two["losses"][0]
     assert two["test_accuracy"] > 0.5
+
+
+def test_the_seed_of_the_example_draws_the_model(tmp_path: Path) -> None:
+    weights = []
+    for number, seed in enumerate(("3", "3", "4")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        _, params = train(2, folder, "--seed", seed, "--lr", "0", "--hidden", "8", "--epochs", "1", "--steps", "1")
+        weights.append(params[0])
+    np.testing.assert_array_equal(weights[0], weights[1])
+    assert not np.array_equal(weights[0], weights[2])
