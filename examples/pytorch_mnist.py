@@ -54,11 +54,6 @@ def dataset(images: object, labels: object) -> TensorDataset:
     return TensorDataset(pixels.unsqueeze(1), torch.tensor(labels, dtype=torch.int64))
 
 
-def average(value: float, name: str) -> float:
-    """The mean of a number over the ranks."""
-    return hvd.allreduce(torch.tensor(value, dtype=torch.float64), name=name).item()
-
-
 def train(
     model: Net, optimizer: torch.optim.Optimizer, loader: DataLoader, epoch: int, args: argparse.Namespace
 ) -> None:
@@ -77,15 +72,16 @@ def train(
 
 @torch.no_grad()
 def test(model: Net, loader: DataLoader) -> tuple[float, float]:
-    """Mean loss and accuracy; each rank looks at its share."""
+    """Mean loss and accuracy of all images; each rank looks at its share."""
     model.eval()
     loss, right = 0.0, 0.0
     for images, labels in loader:
         scores = model(images)
         loss += F.cross_entropy(scores, labels, reduction="sum").item()
         right += (scores.argmax(1) == labels).sum().item()
-    count = len(loader.sampler)
-    return average(loss / count, "loss"), average(right / count, "accuracy")
+    sums = torch.tensor([loss, right, len(loader.sampler)], dtype=torch.float64)
+    loss, right, count = hvd.allreduce(sums, op=hvd.Sum, name="test").tolist()
+    return loss / count, right / count
 
 
 def main() -> None:
@@ -94,14 +90,11 @@ def main() -> None:
     torch.manual_seed(args.seed)
 
     data = fashion_mnist.load()
-    sets = {
-        "train": (dataset(data.train_images, data.train_labels), args.batch_size),
-        "test": (dataset(data.test_images, data.test_labels), args.test_batch_size),
-    }
-    loaders = {
-        part: DataLoader(content, batch_size, sampler=DistributedSampler(content, hvd.size(), hvd.rank()))
-        for part, (content, batch_size) in sets.items()
-    }
+    train_set = dataset(data.train_images, data.train_labels)
+    test_set = dataset(data.test_images, data.test_labels)
+    mine = range(hvd.rank(), len(test_set), hvd.size())  # DistributedSampler would repeat images to make shares even
+    train_loader = DataLoader(train_set, args.batch_size, sampler=DistributedSampler(train_set, hvd.size(), hvd.rank()))
+    test_loader = DataLoader(test_set, args.test_batch_size, sampler=mine)
 
     model = Net()
     scale = 1 if args.use_adasum else hvd.size()  # Adasum finds the length of the step by itself
@@ -118,8 +111,8 @@ def main() -> None:
     )
 
     for epoch in range(1, args.epochs + 1):
-        train(model, optimizer, loaders["train"], epoch, args)
-        loss, accuracy = test(model, loaders["test"])
+        train(model, optimizer, train_loader, epoch, args)
+        loss, accuracy = test(model, test_loader)
         if hvd.rank() == 0:
             print(f"epoch {epoch}: test loss {loss:.4f}, accuracy {100 * accuracy:.2f} %", flush=True)
 

@@ -72,6 +72,15 @@ def test_a_script_in_horovods_shape(options: tuple[str, ...], data: Path) -> Non
     assert float(match[2]) <= 100
 
 
+def test_a_script_in_horovods_shape_counts_each_test_image_once(data: Path) -> None:
+    pytest.importorskip("torch")
+    size = ("--epochs", "1", "--batches", "1", "--test-batch-size", "4", "--lr", "0")  # so that the model is the same
+    lines = [lines_of("pytorch_mnist.py", *size, ranks=ranks, data=data)[-1] for ranks in (1, 3)]
+    alone, three = ([float(number) for number in re.findall(r"\d+\.\d+", line)] for line in lines)
+    assert TEST % 3 != 0
+    assert three == pytest.approx(alone, abs=1.01e-4), lines  # the last digit of the loss
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("method", ["synchronous", "post-local", "diloco", "streaming"])
 def test_local_sgd(method: str, ranks: int, data: Path, tmp_path: Path) -> None:
