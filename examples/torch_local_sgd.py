@@ -40,6 +40,8 @@ SHOWN_STEPS = 20
 def main() -> None:
     options = arguments()
     hvd.init()
+    if options.batch_size < hvd.size() or options.batch_size % hvd.size():
+        raise SystemExit(f"--batch-size {options.batch_size} cannot be shared out evenly to {hvd.size()} ranks")
     torch.set_num_threads(options.threads)
     train_images, train_labels, test_images, test_labels = map(torch.tensor, fashion_mnist.load())
 

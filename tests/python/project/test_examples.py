@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from example_runs import EXAMPLES, RINGRUN, TEST, TRAIN, example, fashion_mnist, run, write_data
-from ranks import run_ranks
+from processes import completed
+from ranks import clean_environment, run_ranks
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +111,16 @@ def test_gradients_in_fewer_bytes(method: str, data: Path, tmp_path: Path) -> No
     ((seconds, loss),) = result["curve"]
     assert seconds > 0
     assert 0 < loss < 10
+
+
+@pytest.mark.parametrize("batch_size", ["1", "7"])
+def test_local_sgd_refuses_a_batch_that_ranks_cannot_share(batch_size: str, data: Path) -> None:
+    pytest.importorskip("torch")
+    script = [EXAMPLES / "torch_local_sgd.py", "--batch-size", batch_size, "--epochs", "1", "--steps", "1"]
+    environ = clean_environment() | {"RINGREDUCE_DATA": str(data)}
+    done = completed([RINGRUN, "-np", "2", sys.executable, *script], env=environ)
+    assert done.returncode == 1, done.stderr
+    assert f"--batch-size {batch_size} cannot be shared out evenly to 2 ranks" in done.stdout + done.stderr
 
 
 def test_synthetic_benchmark() -> None:
