@@ -1,8 +1,21 @@
 #include "relay/host_relay.h"
 
+#include "base/errors.h"
 #include "negotiation/segment/failure.h"
 
 namespace rr {
+namespace {
+
+// While this rank leaves: a lost host hears nothing more, and the others do.
+template <class Work>
+void unless_lost(Work work) {
+  try {
+    work();
+  } catch (const PeerLostError&) {
+  }
+}
+
+}  // namespace
 
 HostRelay::HostRelay(const ControlSegment& control, const Hosts& hosts, Negotiation& negotiation,
                      std::vector<std::unique_ptr<Link>> links, double late_s, Recorder* recorder,
@@ -63,8 +76,8 @@ bool HostRelay::has_backlog() const {
 bool HostRelay::pass_on(bool everybody) {
   if (parts_.hosts.is_first()) parts_.sequencer.look_at_all();
   news_.collect();
-  parts_.links.move();
-  receiver_.receive();
+  unless_lost([this] { parts_.links.move(); });
+  unless_lost([this] { receiver_.receive(); });
   const bool is_all_told = parts_.are_notes_passed_on() || has_failed(parts_.control);
   return have_all_left(everybody) && is_all_told && is_all_sent();
 }
@@ -79,8 +92,9 @@ bool HostRelay::have_all_left(bool everybody) const {
 }
 
 bool HostRelay::is_all_sent() const {
-  return !parts_.links.any_of(
-      [](const LeaderConnection& connection) { return !connection.out.empty() && !connection.link->has_ended(); });
+  return !parts_.links.any_of([](const LeaderConnection& connection) {
+    return !connection.out.empty() && !connection.is_broken && !connection.link->has_ended();
+  });
 }
 
 // Ranks that are still at work must not wait for what nobody passes on.
@@ -96,7 +110,7 @@ void HostRelay::send_close() {
 }
 
 bool HostRelay::flush() {
-  parts_.links.move();
+  unless_lost([this] { parts_.links.move(); });
   return is_all_sent();
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <exception>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -20,6 +21,7 @@ struct LeaderConnection {  // to and from another host's leader
   std::unique_ptr<Link> link;
   FrameWriter out;
   FrameReader in;
+  bool is_broken = false;       // the link has thrown when it was given something last
   Phase phase = Phase::kNone;   // the point that its leader says it has come to
   uint64_t decisions = 0;       // how many its leader had taken up, or made, when it sent what is read now
   uint64_t decisions_told = 0;  // the last count of its own that this leader has sent there
@@ -74,14 +76,32 @@ class LeaderLinks {
     return decisions_ - least;
   }
 
+  // work(host) for each other host. What fails for one keeps none of the others from theirs: the first error is thrown
+  // at the end.
+  template <class Work>
+  void for_each(Work work) {
+    std::exception_ptr first;
+    for (int host = 0; host < count(); ++host) {
+      if (is_here(host)) continue;
+      try {
+        work(host);
+      } catch (...) {
+        if (first == nullptr) first = std::current_exception();
+      }
+    }
+    if (first != nullptr) std::rethrow_exception(first);
+  }
+
   // Sends what the links take; true when something moved.
   bool move() {
     bool moved = false;
-    for (LeaderConnection& connection : connections_) {
-      if (connection.link == nullptr) continue;
+    for_each([&](int host) {
+      LeaderConnection& connection = (*this)[host];
+      connection.is_broken = true;  // unless the link takes it
       moved |= connection.out.drain(
           [&](const std::byte* bytes, size_t nbytes) { return connection.link->push(bytes, nbytes); });
-    }
+      connection.is_broken = false;
+    });
     return moved;
   }
 

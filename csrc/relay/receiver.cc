@@ -9,8 +9,7 @@ namespace rr {
 
 bool Receiver::receive() {
   bool moved = false;
-  for (int host = 0; host < parts_.hosts.count(); ++host) {
-    if (parts_.links.is_here(host)) continue;
+  parts_.links.for_each([&](int host) {
     LeaderConnection& connection = parts_.links[host];
     while (connection.in.nbytes_left() < kAhead &&
            connection.in.fill([&](std::byte* bytes, size_t nbytes) { return connection.link->pull(bytes, nbytes); }))
@@ -21,7 +20,7 @@ bool Receiver::receive() {
       return true;
     });
     look_ahead(host);
-  }
+  });
   return moved;
 }
 

@@ -265,7 +265,7 @@ class Forger final : public Link {
 
 TEST_CASE("hosts: a cause of impossible length ends the group") {
   const Environment environment{{"RINGREDUCE_TIMEOUT", "30"}};
-  const auto forge = [](std::unique_ptr<Link> link, int rank, int channel) -> std::unique_ptr<Link> {
+  const auto forge = [](std::unique_ptr<Link> link, int rank, int /*peer*/, int channel) -> std::unique_ptr<Link> {
     if (rank == 1 && carries_control(channel)) return std::make_unique<Forger>(std::move(link));
     return link;
   };

@@ -212,7 +212,7 @@ TEST_CASE("frames: rows that cannot be are an error on every host, and nothing i
   constexpr uint64_t kRows = 3001;
   for (const uint64_t lie : {UINT64_MAX - 4095, uint64_t{1} << 60, kRows * sizeof(int32_t) + 1}) {
     CAPTURE(lie);
-    const auto wrap = [&](std::unique_ptr<Link> end, int rank, int channel) -> std::unique_ptr<Link> {
+    const auto wrap = [&](std::unique_ptr<Link> end, int rank, int /*peer*/, int channel) -> std::unique_ptr<Link> {
       if (rank != 0 || !carries_control(channel)) return end;
       return std::make_unique<LyingLink>(std::move(end), kRows * sizeof(int32_t), lie);
     };

@@ -46,7 +46,7 @@ const std::vector<std::vector<int>> kLayouts = {{0, 1},    {0, 1, 2},       {0, 
                                                 {0, 0, 1}, {1, 0, 1, 0, 0}, {0, 1, 1, 1, 2}};
 
 // Puts something between a rank and its end of a link.
-using Wrap = std::function<std::unique_ptr<Link>(std::unique_ptr<Link> end, int rank, int channel)>;
+using Wrap = std::function<std::unique_ptr<Link>(std::unique_ptr<Link> end, int rank, int peer, int channel)>;
 
 // Runs body on ranks that are spread over hosts: host_of[r] is the host of rank r.
 inline void run_hosts(const std::vector<int>& host_of, const std::function<void(Rank&)>& body, size_t capacity = 64,
@@ -67,7 +67,7 @@ inline void run_hosts(const std::vector<int>& host_of, const std::function<void(
     const int host = host_of[static_cast<size_t>(r)];
     const auto link = [&, delays, r](int peer, int channel) {
       auto end = loopback.end(r, peer, channel);
-      if (wrap) end = wrap(std::move(end), r, channel);
+      if (wrap) end = wrap(std::move(end), r, peer, channel);
       return delays == nullptr ? std::move(end)
                                : delays->delay(std::move(end), r, peer, channel, carries_control(channel));
     };

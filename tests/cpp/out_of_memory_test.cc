@@ -33,7 +33,7 @@ TEST_CASE("hosts: a rank that runs out of memory ends the group, not its process
   for (const bool is_control : {true, false}) {
     CAPTURE(is_control);
     std::atomic<bool> is_starved{false};
-    const auto starve = [&](std::unique_ptr<Link> link, int rank, int channel) -> std::unique_ptr<Link> {
+    const auto starve = [&](std::unique_ptr<Link> link, int rank, int /*peer*/, int channel) -> std::unique_ptr<Link> {
       if (rank != 1 || carries_control(channel) != is_control) return link;
       return std::make_unique<Starved>(std::move(link), is_starved);
     };
