@@ -14,6 +14,7 @@ namespace rr {
 // The channels of a group: those of its links, and one between the leaders of its hosts, which carries control.
 constexpr int channel_of(int group, int channel) { return group * (kChannels + 1) + channel; }
 constexpr int control_channel_of(int group) { return channel_of(group, kChannels); }
+constexpr int group_of(int channel) { return channel / (kChannels + 1); }
 constexpr bool carries_control(int channel) { return channel % (kChannels + 1) == kChannels; }
 
 struct LostRank {

@@ -73,7 +73,8 @@ struct Peer {
   }
 
   Attempt::Outcome step() {
-    if (outcome == Attempt::Outcome::kPending) outcome = attempt->step([](const Attempt&) { return true; });
+    if (outcome == Attempt::Outcome::kPending)
+      outcome = attempt->step([](const Attempt&) { return Attempt::Choice::kCounts; });
     return outcome;
   }
   // In pieces; false: the attempt has ended.

@@ -5,10 +5,13 @@
 #include <sys/socket.h>
 
 #include <memory>
+#include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "os/owned_fd.h"
+#include "transport/tcp/session/handshake.h"
 #include "transport/tcp/tcp_network.h"
 
 namespace rr::test {
@@ -42,6 +45,23 @@ inline Bytes32 key_of(unsigned char seed) {
   Bytes32 key;
   key.fill(static_cast<std::byte>(seed));
   return key;
+}
+
+// A connection to rank `peer` as rank `me` makes it; the higher rank, whose PROOF is the last word.
+inline std::pair<Fd, Session> connected(const TcpAddress& address, int me, int peer, int channel, int size) {
+  Fd socket(static_cast<int>(check_sys(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket")));
+  const auto* const to = reinterpret_cast<const sockaddr*>(&address.socket_address);
+  check_sys(::connect(socket.get(), to, address.nbytes), "connect");
+  const Handshakes handshakes(key_of(7), me, size);
+  const Hello hello = handshakes.hello(peer, channel);
+  check_sys(::send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL), "send");
+  Challenge challenge;
+  check_sys(::recv(socket.get(), &challenge, sizeof challenge, MSG_WAITALL), "recv");
+  std::string why;
+  const auto proof = handshakes.prove(hello, challenge, why);
+  if (!proof) throw std::runtime_error(why);
+  check_sys(::send(socket.get(), proof->data(), proof->size(), MSG_NOSIGNAL), "send");
+  return {std::move(socket), handshakes.session(hello, challenge, true)};
 }
 
 struct TcpRanks {

@@ -239,23 +239,6 @@ TEST_CASE("tcp: more ranks than unproven connections come to one of them at once
 
 // --- packet filters
 
-// A connection to rank `peer` as rank `me` makes it; the higher rank, whose PROOF is the last word.
-std::pair<Fd, Session> connected(const TcpAddress& address, int me, int peer, int channel, int size) {
-  Fd socket(static_cast<int>(check_sys(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket")));
-  const auto* const to = reinterpret_cast<const sockaddr*>(&address.socket_address);
-  check_sys(::connect(socket.get(), to, address.nbytes), "connect");
-  const Handshakes handshakes(key_of(7), me, size);
-  const Hello hello = handshakes.hello(peer, channel);
-  check_sys(::send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL), "send");
-  Challenge challenge;
-  check_sys(::recv(socket.get(), &challenge, sizeof challenge, MSG_WAITALL), "recv");
-  std::string why;
-  const auto proof = handshakes.prove(hello, challenge, why);
-  REQUIRE(proof);
-  check_sys(::send(socket.get(), proof->data(), proof->size(), MSG_NOSIGNAL), "send");
-  return {std::move(socket), handshakes.session(hello, challenge, true)};
-}
-
 // Two ranks of which rank 0 is refused when it dials rank 1, which dials rank 0.
 struct OneWay {
   OneWay() {

@@ -59,11 +59,15 @@ void Attempts::make_room() {
   if (unproven >= unproven_most_) end(first, Attempt::Outcome::kDropped);
 }
 
-// Whether the attempt's connection counts, and no other.
-bool Attempts::choose(const Attempt& attempt) {
-  if (!connections_.is_free(attempt.peer(), attempt.channel())) return false;
+// A lower rank takes the connection that the higher one has chosen.
+Attempt::Choice Attempts::choose(const Attempt& attempt) {
+  const Connections::Use use = connections_.use(attempt.peer(), attempt.channel());
+  if (use == Connections::Use::kGone) return Attempt::Choice::kGone;
+  if (rank_ < attempt.peer()) return Attempt::Choice::kCounts;
+  if (use == Connections::Use::kOpen) return Attempt::Choice::kOther;
   const std::pair name(attempt.peer(), attempt.channel());
-  return chosen_.emplace(name, attempt.fd()).first->second == attempt.fd();
+  const bool is_chosen = chosen_.emplace(name, attempt.fd()).first->second == attempt.fd();
+  return is_chosen ? Attempt::Choice::kCounts : Attempt::Choice::kOther;
 }
 
 std::optional<Attempts::Ended> Attempts::step(int fd) {

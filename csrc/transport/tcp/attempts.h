@@ -39,7 +39,8 @@ class Attempts {
   void clear() { under_way_.clear(); }
 
  private:
-  bool choose(const Attempt& attempt);
+  Attempt::Choice choose(const Attempt& attempt);
+  bool watch(std::unique_ptr<Attempt> attempt, uint32_t events);
   void make_room();
   Ended end(int fd, Attempt::Outcome outcome);
 

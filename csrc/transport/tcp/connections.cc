@@ -4,18 +4,50 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+
 #include "base/clock.h"
+#include "transport/network.h"
+#include "transport/tcp/heartbeats.h"
 
 namespace rr {
 
-ConnectionPtr Connections::find(int peer, int channel) {
-  const auto state = state_.lock();
-  ConnectionPtr& known = state->known[{peer, channel}];
-  if (known == nullptr) {
-    known = std::make_shared<TcpConnection>(peer, channel);
-    if (!state->broken.empty()) known->fail(state->broken);
+ConnectionPtr Connections::State::find(int peer, int channel) {
+  ConnectionPtr& one = known[{peer, channel}];
+  if (one == nullptr) {
+    one = std::make_shared<TcpConnection>(peer, channel);
+    if (!broken.empty()) one->fail(broken);
   }
-  return known;
+  return one;
+}
+
+bool Connections::State::has_gone(int peer, int channel) const {
+  if (channel == Heartbeats::kChannel) return false;
+  const int group = group_of(channel);
+  if (links.count(group) == 0) return group <= newest_group;
+  return let_go.count({peer, channel}) != 0;
+}
+
+ConnectionPtr Connections::find(int peer, int channel) { return state_.lock()->find(peer, channel); }
+
+ConnectionPtr Connections::begin_link(int peer, int channel) {
+  const auto state = state_.lock();
+  const int group = group_of(channel);
+  ++state->links[group];
+  state->newest_group = std::max(state->newest_group, group);
+  return state->find(peer, channel);
+}
+
+void Connections::let_go(const ConnectionPtr& connection) {
+  const auto state = state_.lock();
+  state->asked.to_drop.push_back(connection);
+  state->let_go.insert({connection->peer, connection->channel});
+  const auto links = state->links.find(group_of(connection->channel));
+  if (--links->second != 0) return;
+  state->links.erase(links);
+  for (auto one = state->let_go.begin(); one != state->let_go.end();) {
+    one = state->links.count(group_of(one->second)) == 0 ? state->let_go.erase(one) : std::next(one);
+  }
 }
 
 bool Connections::want(const ConnectionPtr& connection) {
@@ -37,17 +69,31 @@ std::vector<ConnectionPtr> Connections::wanted(int64_t before_ns) {
   return found;
 }
 
-bool Connections::is_free(int peer, int channel) {
+Connections::Use Connections::use(int peer, int channel) {
   const auto state = state_.lock();
-  if (state->dropped.count({peer, channel}) != 0) return false;
+  if (state->has_gone(peer, channel)) return Use::kGone;
   const auto known = state->known.find({peer, channel});
-  return known == state->known.end() || known->second->state.load() != TcpConnection::State::kOpen;
+  const bool is_open = known != state->known.end() && known->second->state.load() == TcpConnection::State::kOpen;
+  return is_open ? Use::kOpen : Use::kFree;
+}
+
+ConnectionPtr Connections::known(int peer, int channel) {
+  const auto state = state_.lock();
+  const auto known = state->known.find({peer, channel});
+  return known == state->known.end() ? nullptr : known->second;
+}
+
+std::vector<ConnectionPtr> Connections::useless() {
+  std::vector<ConnectionPtr> found;
+  const auto state = state_.lock();
+  for (const auto& [name, one] : state->known) {
+    if (state->has_gone(one->peer, one->channel)) found.push_back(one);
+  }
+  return found;
 }
 
 void Connections::drop(const TcpConnection& connection) {
-  const auto state = state_.lock();
-  state->known.erase({connection.peer, connection.channel});
-  state->dropped.insert({connection.peer, connection.channel});
+  state_.lock()->known.erase({connection.peer, connection.channel});
 }
 
 void Connections::end_silent(int lost_after_ms) {

@@ -32,9 +32,13 @@ class Dialer {
     bool is_final = false;       // another attempt would end in the same way
     bool has_answer = false;     // of the peer, or its kernel: then the peer is not lost, however long it takes
     bool has_timed_out = false;  // the kernel has waited for as long as the limit
+    bool is_proven = false;      // whoever has answered has the job's key
   };
   // Of an attempt at a connection that is still wanted. Empty: it is due later; else why it will never be open.
   std::optional<std::string> failed(const ConnectionPtr& connection, const Failure& failure);
+  // The connection is there, or of no use any more.
+  void forget(const TcpConnection& connection) { tries_.erase({connection.peer, connection.channel}); }
+  const TcpAddress& address_of(int peer) const { return addresses_[static_cast<size_t>(peer)]; }
   // Those to be dialled now.
   std::vector<ConnectionPtr> take_due(int64_t now_ns);
   int64_t next_due_ns() const;  // INT64_MAX: none

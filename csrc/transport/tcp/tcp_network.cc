@@ -181,7 +181,7 @@ std::unique_ptr<Link> TcpReader::link(int peer, int channel) {
   if (channel < 0 || channel >= Heartbeats::kChannel) {
     throw InvalidArgumentError("TCP: there is no channel " + std::to_string(channel));
   }
-  ConnectionPtr found = connections_.find(peer, channel);
+  ConnectionPtr found = connections_.begin_link(peer, channel);
   const auto self = shared_from_this();
   return tcp_link(
       found, rank_, [self, found] { self->want(found); },
@@ -292,6 +292,7 @@ void TcpReader::look_at_clock() {
   if (!has_left_ && now - looked_ns_ >= kLookNs) {
     looked_ns_ = now;
     connections_.end_silent(data_lost_after_ms_);
+    for (const ConnectionPtr& one : connections_.useless()) drop(one);
     fail_those_that_cannot_be_accepted(now);
   }
   for (const ConnectionPtr& one : dialer_.take_due(now)) dial(one);
@@ -316,13 +317,15 @@ void TcpReader::look_at(std::optional<Attempts::Ended> ended) {
   Attempt& attempt = *ended->attempt;
   if (ended->outcome == Attempt::Outcome::kOpen) return opened(attempt);
   if (!attempt.is_dialled()) return;
-  failed(connections_.find(attempt.peer(), attempt.channel()),
-         {attempt.why().empty() ? kLate : attempt.why(), attempt.began_ns,
-          ended->outcome == Attempt::Outcome::kRejected, attempt.has_answer(), attempt.has_timed_out()});
+  const ConnectionPtr connection = connections_.known(attempt.peer(), attempt.channel());
+  if (connection == nullptr) return;  // its link has gone
+  failed(connection, {attempt.why().empty() ? kLate : attempt.why(), attempt.began_ns,
+                      ended->outcome == Attempt::Outcome::kRejected, attempt.has_answer(), attempt.has_timed_out(),
+                      attempt.is_proven()});
 }
 
 void TcpReader::opened(Attempt& attempt) {
-  if (!connections_.is_free(attempt.peer(), attempt.channel())) return;
+  if (connections_.use(attempt.peer(), attempt.channel()) != Connections::Use::kFree) return;
   const ConnectionPtr found = connections_.find(attempt.peer(), attempt.channel());
   OwnedFd socket = attempt.take_socket();
   const int fd = socket.get();
@@ -347,6 +350,7 @@ void TcpReader::failed(const ConnectionPtr& connection, const Dialer::Failure& f
 
 void TcpReader::fail(const ConnectionPtr& connection, const std::string& why) {
   connection->fail(why);
+  dialer_.forget(*connection);
   if (connection->channel == Heartbeats::kChannel) {
     heartbeats_.forget(connection->peer);
     tell({{{connection->peer, why}}, {}});
@@ -376,6 +380,7 @@ std::string TcpReader::more_descriptors(int error) const {
 // Of a link that has gone.
 void TcpReader::drop(const ConnectionPtr& connection) {
   connections_.drop(*connection);
+  dialer_.forget(*connection);
   const bool was_open = connection->state.exchange(TcpConnection::State::kFailed) == TcpConnection::State::kOpen;
   if (!was_open) return;  // an attempt under way ends by itself
   arrivals_.remove(connection->socket.get());

@@ -119,7 +119,8 @@ Attempt::Outcome Attempt::take_challenge(const Choose& choose) {
   std::string why;
   const std::optional<Bytes32> proof = handshakes_.prove(hello_, challenge_, why);
   if (!proof) return end(Outcome::kRejected, why);
-  if (rank_ > peer_ && !choose(*this)) return end(Outcome::kDropped, kOther);
+  is_proven_ = true;
+  if (rank_ > peer_ && choose(*this) != Choice::kCounts) return end(Outcome::kDropped, kOther);
   if (!say(proof->data(), proof->size())) return end(Outcome::kDropped, with_errno("send"));
   state_ = State::kReady;
   return Outcome::kPending;
@@ -131,12 +132,18 @@ Attempt::Outcome Attempt::take_proof(const Choose& choose) {
   if (!handshakes_.is_proven(hello_, challenge_, proof)) {
     return end(Outcome::kDropped, "it does not have this job's secret");
   }
-  if (rank_ > peer_ && !choose(*this)) return end(Outcome::kDropped, kOther);
+  const Choice choice = choose(*this);
+  if (choice == Choice::kOther) return end(Outcome::kDropped, kOther);
+  if (choice == Choice::kGone) {
+    say(&kGone, sizeof kGone);
+    return end(Outcome::kDropped, "the link has gone here");
+  }
   if (!say(&kReady, sizeof kReady)) return end(Outcome::kDropped, with_errno("send"));
   return Outcome::kOpen;
 }
 
 Attempt::Outcome Attempt::take_ready() {
+  if (arrived_[0] == kGone) return end(Outcome::kRejected, "that rank has no more use for this connection");
   if (arrived_[0] != kReady) return end(Outcome::kRejected, "it has sent no READY");
   return Outcome::kOpen;
 }

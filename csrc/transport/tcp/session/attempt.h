@@ -19,9 +19,13 @@ class Attempt {
     kDropped,   // the peer went away or is a stranger, the network fails, or another connection counts
     kRejected,  // the peer says no, as it will the next time
   };
-  // Asked by who decides. Whether this connection counts: no other one of these ranks on this channel does. It counts
-  // from then on, until the attempt ends.
-  using Choose = std::function<bool(const Attempt& attempt)>;
+  enum class Choice {
+    kCounts,  // from then on, until the attempt ends: no other one of these ranks on this channel does
+    kOther,   // another one counts
+    kGone,    // none will: the link has gone here
+  };
+  // Asked by who decides, and by every server.
+  using Choose = std::function<Choice(const Attempt& attempt)>;
 
   // Towards a peer; the socket is being connected.
   Attempt(const Handshakes& handshakes, OwnedFd socket, int rank, int peer, int channel);
@@ -43,6 +47,8 @@ class Attempt {
   bool has_answer() const { return state_ != State::kConnecting && !has_timed_out_; }
   // The kernel has waited for an answer for as long as Heartbeats::watch() says.
   bool has_timed_out() const { return has_timed_out_; }
+  // The peer has shown that it has the key. Of one that was dialled.
+  bool is_proven() const { return is_proven_; }
   // A stranger that has said nothing yet.
   bool is_silent() const { return state_ == State::kHello; }
   // It has been dialled, and the peer's kernel answers: it is not late, however long its process is stopped. Where the
@@ -75,6 +81,7 @@ class Attempt {
   std::byte arrived_[sizeof(Hello)];
   size_t arrived_nbytes_ = 0;
   bool has_timed_out_ = false;
+  bool is_proven_ = false;
   std::string why_;
 };
 

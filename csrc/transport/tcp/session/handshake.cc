@@ -12,7 +12,7 @@ namespace rr {
 namespace {
 
 constexpr char kMagic[4] = {'R', 'R', 'T', '1'};
-constexpr uint16_t kVersion = 2;
+constexpr uint16_t kVersion = 3;
 
 constexpr ByteView view(const char* text) { return {text, std::char_traits<char>::length(text)}; }
 

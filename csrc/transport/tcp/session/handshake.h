@@ -6,7 +6,7 @@
 //                                     <- CHALLENGE  nonce, whether the server wants it encrypted,
 //                                                   HMAC(key, "server", HELLO, CHALLENGE so far)
 //   PROOF       HMAC(key, "client", HELLO, CHALLENGE)  ->
-//                                     <- READY  one byte
+//                                     <- READY, or GONE: the server's link has gone.  One byte
 //
 // Both ranks may dial at once. The higher one decides which connection counts: as a client by its PROOF, as a server by
 // its READY. A client uses no connection before its READY: the server may have given the handshake up.
@@ -37,6 +37,7 @@ enum class Verdict : uint8_t {
 const char* text_of(Verdict verdict);
 
 inline constexpr std::byte kReady{'R'};
+inline constexpr std::byte kGone{'G'};  // to who has proven that it has the key: strangers learn nothing
 
 struct Hello {
   char magic[4];

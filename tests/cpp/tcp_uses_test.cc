@@ -1,0 +1,86 @@
+// Connections that are of no use: to ranks whose link has gone, to what is no rank, and for links that are never made.
+#include <climits>
+
+#include "base/clock.h"
+#include "doctest/doctest.h"
+#include "ranks.h"
+#include "tcp_ranks.h"
+#include "transport/tcp/attempts.h"
+#include "transport/tcp/dialer.h"
+#include "transport/tcp/listener.h"
+
+namespace rr::test {
+namespace {
+
+// Looks until the link throws.
+std::string lost(Link& link) {
+  return raised<PeerLostError>([&] {
+    std::byte byte;
+    wait_for([&] { return link.pull(&byte, 1) != 0; });
+  });
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+TEST_CASE("tcp: a rank whose link has gone says so to who dials, be it the higher one or the lower") {
+  for (const size_t gone : {0, 1}) {
+    for (const bool has_others : {false, true}) {
+      CAPTURE(gone);
+      CAPTURE(has_others);
+      TcpRanks ranks(2);
+      const int peer = static_cast<int>(1 - gone);
+      const auto other = has_others ? ranks.networks[gone]->link(peer, channel_of(1, 1)) : nullptr;
+      ranks.networks[gone]->link(peer, channel_of(1, 0)).reset();
+      const auto link = ranks.networks[1 - gone]->link(static_cast<int>(gone), channel_of(1, 0));
+      const std::string text = lost(*link);
+      CHECK_MESSAGE(contains(text, "that rank has no more use for this connection"), text);
+    }
+  }
+}
+
+TEST_CASE("tcp: a connection for which this rank never makes a link is closed once a newer group has links") {
+  TcpRanks ranks(2);
+  const auto old = ranks.networks[0]->link(1, channel_of(0, 0));
+  const auto [useless, session] = connected(ranks.addresses[0], 1, 0, channel_of(1, 0), 2);
+  const auto [early, other] = connected(ranks.addresses[0], 1, 0, channel_of(3, 0), 2);
+  std::byte ready;
+  for (const Fd* const one : {&useless, &early}) REQUIRE(::recv(one->get(), &ready, 1, MSG_WAITALL) == 1);
+  const auto newer = ranks.networks[0]->link(1, channel_of(2, 0));
+  std::byte nothing;
+  CHECK_NOTHROW(wait_for([&] { return ::recv(useless.get(), &nothing, 1, MSG_DONTWAIT) == 0; }));
+  CHECK(::recv(early.get(), &nothing, 1, MSG_DONTWAIT) < 0);  // its link may still be made
+}
+
+TEST_CASE("connections: of use until their link goes, or a newer group has links and theirs has none") {
+  using Use = Connections::Use;
+  Connections connections;
+  const auto use = [&](int peer, int group, int channel = 0) {
+    return connections.use(peer, channel_of(group, channel));
+  };
+  const auto world = connections.begin_link(1, channel_of(0, 0));
+  CHECK(use(1, 5) == Use::kFree);  // to be made
+  const auto one = connections.begin_link(1, channel_of(5, 0));
+  const auto two = connections.begin_link(2, channel_of(5, 0));
+  CHECK(use(1, 4) == Use::kGone);
+  CHECK(use(1, 5) == Use::kFree);
+  CHECK(use(3, 5) == Use::kFree);  // to be made
+  one->open(OwnedFd(), {});
+  CHECK(use(1, 5) == Use::kOpen);
+  connections.let_go(one);
+  CHECK(use(1, 5) == Use::kGone);
+  CHECK(use(2, 5) == Use::kFree);
+  CHECK((connections.useless() == std::vector<ConnectionPtr>{one}));
+  connections.let_go(two);
+  CHECK(use(2, 5) == Use::kGone);
+  CHECK(use(3, 5) == Use::kGone);
+  CHECK(use(1, 0) == Use::kFree);
+  CHECK(use(1, 6) == Use::kFree);
+  CHECK(connections.use(1, Heartbeats::kChannel) == Use::kFree);
+  for (const ConnectionPtr& asked : connections.take().to_drop) connections.drop(*asked);
+  CHECK((connections.known(1, channel_of(5, 0)) == nullptr));
+  CHECK((connections.known(1, channel_of(0, 0)) == world));
+  CHECK(connections.useless().empty());
+}
+
+}  // namespace
+}  // namespace rr::test
