@@ -49,6 +49,7 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
       wait_loop_({groups_, gpu_, network_, settings_.spin_us,
                   [this] {
                     peers_.look();
+                    print_warnings();
                     groups_.housekeep();
                     if (answers_ != nullptr) answers_->look();
                   }}),
@@ -183,12 +184,15 @@ void Context::throw_if_shut_down() const {
 void Context::start_reader() {
   if (network_.reader == nullptr) return;
   reader_end_.reader = network_.reader;
-  network_.reader->start(
-      [this] {
-        wait_loop_.wake_callers();
-        wait_loop_.wake_engine();
-      },
-      [this](const std::string& text) { log_.warning(text); });
+  network_.reader->start([this] {
+    wait_loop_.wake_callers();
+    wait_loop_.wake_engine();
+  });
+}
+
+void Context::print_warnings() {
+  if (network_.reader == nullptr) return;
+  for (const std::string& text : network_.reader->new_warnings()) log_.warning(text);
 }
 
 // Of what happens to a rank its host's leader tells the others; of what happens to a leader nobody does.

@@ -130,6 +130,7 @@ class Context {
  private:
   std::string lost_text(const std::string& why) const;
   void start_reader();
+  void print_warnings();
   void monitor_leaders(const Group& group);
 
   int rank_;

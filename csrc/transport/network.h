@@ -27,8 +27,8 @@ class NetworkReader {
  public:
   virtual ~NetworkReader() = default;
   // ring: called on the reader's thread when something may have arrived while somebody watches, or a rank is lost; it
-  // wakes this rank's threads. warn: likewise, with what the user should know.
-  virtual void start(std::function<void()> ring, std::function<void(const std::string& text)> warn = {}) = 0;
+  // wakes this rank's threads, and must not block.
+  virtual void start(std::function<void()> ring) = 0;
   // Ranks of other hosts whose end is to be noticed, and which notice this one's. May be called again.
   virtual void monitor(const std::vector<int>& world_ranks) = 0;
   // Around the sleep of a thread that has been counted as a sleeper and has looked at the links since: what arrives
@@ -37,7 +37,9 @@ class NetworkReader {
   virtual void end_watch() = 0;
   // The ranks that are lost since the last call, each reported once.
   virtual std::vector<LostRank> newly_lost() = 0;
-  // Says to the other ranks that this one leaves on purpose, and calls ring and warn no more.
+  // What the user should know, since the last call. Whoever writes it may have to wait; the reader never does.
+  virtual std::vector<std::string> new_warnings() = 0;
+  // Says to the other ranks that this one leaves on purpose, and calls ring no more.
   virtual void leave() = 0;
 };
 

@@ -51,20 +51,15 @@ class TcpReader final : public TcpNetwork, public std::enable_shared_from_this<T
   TcpReader& operator=(const TcpReader&) = delete;
 
   std::unique_ptr<Link> link(int peer, int channel) override;
-  void start(std::function<void()> ring, std::function<void(const std::string&)> warn) override {
-    *calls_.lock() = {std::move(ring), std::move(warn)};
-  }
+  void start(std::function<void()> ring) override { *ring_.lock() = std::move(ring); }
   void monitor(const std::vector<int>& world_ranks) override;
   void begin_watch() override { arrivals_.begin_watch(); }
   void end_watch() override { arrivals_.end_watch(); }
   std::vector<LostRank> newly_lost() override { return std::exchange(*lost_.lock(), {}); }
+  std::vector<std::string> new_warnings() override { return std::exchange(*warnings_.lock(), {}); }
   void leave() override;
 
  private:
-  struct Calls {
-    std::function<void()> ring;
-    std::function<void(const std::string&)> warn;
-  };
   void want(const ConnectionPtr& connection);
   void wake();
   void ring();
@@ -95,8 +90,9 @@ class TcpReader final : public TcpNetwork, public std::enable_shared_from_this<T
   const int data_lost_after_ms_;
   const Handshakes handshakes_;
   Connections connections_;
-  Guarded<std::vector<LostRank>> lost_;  // not yet told of
-  Guarded<Calls> calls_;
+  Guarded<std::vector<LostRank>> lost_;         // not yet told of
+  Guarded<std::vector<std::string>> warnings_;  // likewise
+  Guarded<std::function<void()>> ring_;
   std::atomic<bool> is_leaving_{false};
   std::promise<void> farewell_;
   const std::shared_future<void> has_said_farewell_ = farewell_.get_future().share();
@@ -196,15 +192,15 @@ void TcpReader::monitor(const std::vector<int>& world_ranks) {
 }
 
 void TcpReader::leave() {
-  *calls_.lock() = {};
+  *ring_.lock() = nullptr;
   is_leaving_.store(true);
   wake();
   has_said_farewell_.wait_for(kFarewellWait);
 }
 
 void TcpReader::ring() {
-  const auto calls = calls_.lock();
-  if (calls->ring) calls->ring();
+  const auto ring = ring_.lock();
+  if (*ring) (*ring)();
 }
 
 void TcpReader::run() {
@@ -388,14 +384,14 @@ void TcpReader::drop(const ConnectionPtr& connection) {
 }
 
 void TcpReader::tell(const Heartbeats::News& news) {
-  for (const std::string& warning : news.warnings) {
-    const auto calls = calls_.lock();
-    if (calls->warn) calls->warn(warning);
-  }
-  if (news.lost.empty()) return;
+  if (news.lost.empty() && news.warnings.empty()) return;
   {
     const auto lost = lost_.lock();
     lost->insert(lost->end(), news.lost.begin(), news.lost.end());
+  }
+  {
+    const auto warnings = warnings_.lock();
+    warnings->insert(warnings->end(), news.warnings.begin(), news.warnings.end());
   }
   ring();
 }
