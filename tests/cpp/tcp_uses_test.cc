@@ -38,6 +38,56 @@ TEST_CASE("tcp: a rank whose link has gone says so to who dials, be it the highe
   }
 }
 
+TEST_CASE("tcp: what ends connections before it has shown that it has the key is not the rank") {
+  auto [socket, own] = listening();
+  auto [stranger, address] = listening();
+  TcpOptions options = {0, std::move(socket), {own, address}, key_of(7)};
+  options.unproven_lost_after_ms = 1000;
+  const auto network = TcpNetwork::create(std::move(options));
+  network->monitor({1});
+  const auto link = network->link(1, 0);
+  const std::string text = raised<PeerLostError>([&] {
+    std::byte byte;
+    wait_for([&] {
+      Fd(::accept4(stranger.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      return link->pull(&byte, 1) != 0;
+    });
+  });
+  CHECK_MESSAGE(contains(text, "no connection to " + address.text()), text);
+  CHECK_MESSAGE(contains(text, "does something else listen there"), text);
+  std::vector<LostRank> lost;
+  wait_for([&] {
+    Fd(::accept4(stranger.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    return !(lost = network->newly_lost()).empty();
+  });
+  CHECK(contains(lost[0].why, "does something else listen there"));
+}
+
+TEST_CASE("tcp: what takes connections and says nothing is warned of, once, and not lost") {
+  auto [socket, own] = listening();
+  auto [stopped, address] = listening();  // its kernel answers
+  TcpOptions options = {0, std::move(socket), {own, address}, key_of(7)};
+  options.data_lost_after_ms = 1000;
+  const auto network = TcpNetwork::create(std::move(options));
+  std::atomic<int> rings{0};
+  network->start([&] { ++rings; });
+  const auto links = {network->link(1, 0), network->link(1, 1)};
+  std::byte byte;
+  for (const auto& link : links) link->pull(&byte, 1);
+  wait_for([&] { return rings != 0; });
+  const std::vector<std::string> warnings = network->new_warnings();
+  REQUIRE(warnings.size() == 1);
+  CHECK(warnings[0] == "rank 1's port " + address.text() +
+                           " takes connections and says nothing for 1 s: is its process stopped, or does something "
+                           "else listen there?");
+  const int64_t until_ns = now_ns() + 3'000'000'000;  // who has found the end of a connection says so after 2 s
+  CHECK_NOTHROW(wait_for([&] {
+    for (const auto& link : links) link->pull(&byte, 1);
+    return now_ns() > until_ns;
+  }));
+  CHECK(network->new_warnings().empty());
+}
+
 TEST_CASE("tcp: a connection for which this rank never makes a link is closed once a newer group has links") {
   TcpRanks ranks(2);
   const auto old = ranks.networks[0]->link(1, channel_of(0, 0));
@@ -80,6 +130,22 @@ TEST_CASE("connections: of use until their link goes, or a newer group has links
   CHECK((connections.known(1, channel_of(5, 0)) == nullptr));
   CHECK((connections.known(1, channel_of(0, 0)) == world));
   CHECK(connections.useless().empty());
+}
+
+TEST_CASE("dialer: what is known of attempts goes with the connection") {
+  const TcpAddress address = listening().second;
+  Dialer dialer(0, {address, address}, 3500, 10000, 60000);
+  const auto connection = std::make_shared<TcpConnection>(1, 0);
+  const auto pause_ns = [&] {
+    const int64_t before = now_ns();
+    CHECK_FALSE(dialer.failed(connection, {"why", before, false, true}));
+    const int64_t until = dialer.next_due_ns();
+    dialer.take_due(INT64_MAX);
+    return until - before;
+  };
+  for (const int64_t ms : {50, 100, 200, 400, 400}) CHECK(pause_ns() >= ms * 1'000'000);
+  dialer.forget(*connection);
+  CHECK(pause_ns() < 400'000'000);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "transport/tcp/attempts.h"
 
 #include <sys/resource.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 
@@ -19,6 +20,12 @@ size_t unproven_most(size_t size) {
   rlimit limit = {};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return wanted;
   return std::clamp<size_t>(static_cast<size_t>(limit.rlim_cur) / kDescriptorsPerUnproven, 1, wanted);
+}
+
+// If this process was stopped, what has come meanwhile is not read yet.
+bool has_more_to_read(int fd) {
+  std::byte one;
+  return ::recv(fd, &one, sizeof one, MSG_PEEK | MSG_DONTWAIT) >= 0;
 }
 
 }  // namespace
@@ -94,10 +101,21 @@ std::vector<Attempts::Ended> Attempts::take_late(int64_t now_ns) {
   return ended;
 }
 
+std::vector<int> Attempts::take_silent(int64_t now_ns) {
+  std::vector<int> silent;
+  for (const auto& [fd, attempt] : under_way_) {
+    const bool is_silent = attempt->is_watched() && !attempt->is_proven();
+    if (!is_silent || now_ns - attempt->began_ns < late_after_ns_ || has_more_to_read(fd)) continue;
+    if (told_silent_.insert(attempt->peer()).second) silent.push_back(attempt->peer());
+  }
+  return silent;
+}
+
 int64_t Attempts::next_late_ns() const {
   int64_t next_ns = INT64_MAX;
   for (const auto& [fd, attempt] : under_way_) {
-    if (!attempt->is_watched()) next_ns = std::min(next_ns, attempt->began_ns + late_after_ns_);
+    const bool is_told = attempt->is_watched() && (attempt->is_proven() || told_silent_.count(attempt->peer()) != 0);
+    if (!is_told) next_ns = std::min(next_ns, attempt->began_ns + late_after_ns_);
   }
   return next_ns;
 }

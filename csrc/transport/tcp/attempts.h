@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -35,6 +36,8 @@ class Attempts {
   std::optional<Ended> step(int fd);
   // Those that have taken too long; they are dropped.
   std::vector<Ended> take_late(int64_t now_ns);
+  // Peers whose kernel has taken a connection of this rank on which nobody has said anything for too long; each once.
+  std::vector<int> take_silent(int64_t now_ns);
   int64_t next_late_ns() const;  // INT64_MAX: none
   void clear() { under_way_.clear(); }
 
@@ -52,6 +55,7 @@ class Attempts {
   Epoll& events_;
   std::map<int, std::unique_ptr<Attempt>> under_way_;  // by descriptor
   std::map<std::pair<int, int>, int> chosen_;          // descriptors of those that count, by peer and channel
+  std::set<int> told_silent_;                          // peers
 };
 
 }  // namespace rr

@@ -18,7 +18,7 @@ constexpr int64_t kRedialMostNs = 400'000'000;
 }  // namespace
 
 OwnedFd Dialer::dial(const TcpConnection& connection) const {
-  const TcpAddress& to = addresses_[static_cast<size_t>(connection.peer)];
+  const TcpAddress& to = address_of(connection.peer);
   OwnedFd socket = OwnedFd::from(
       [&] { return ::socket(to.socket_address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
   if (!socket) return {};
@@ -40,18 +40,26 @@ std::optional<std::string> Dialer::failed(const ConnectionPtr& connection, const
   Tries& tries = tries_[{connection->peer, connection->channel}];
   if (failure.has_answer) tries.unanswered_since_ns = 0;
   if (!failure.has_answer && tries.unanswered_since_ns == 0) tries.unanswered_since_ns = failure.began_ns;
+  if (failure.is_proven) tries.unproven_since_ns = 0;
+  if (failure.has_answer && !failure.is_proven && tries.unproven_since_ns == 0)
+    tries.unproven_since_ns = failure.began_ns;
+  const bool is_stranger = failure.has_answer && !failure.is_proven &&
+                           now - tries.unproven_since_ns >= unproven_lost_after_ms_ * int64_t{1'000'000};
   // Refused is no answer: the peer may have ended, or a packet filter refuses what only the peer may begin.
   const bool is_lost = !failure.has_answer && (failure.has_timed_out || now - tries.unanswered_since_ns >=
                                                                             limit_ms(*connection) * int64_t{1'000'000});
-  if (!failure.is_final && !is_lost) {
+  if (!failure.is_final && !is_lost && !is_stranger) {
     const int64_t pause_ns = std::min(kRedialMostNs, kRedialNs << std::min(tries.count++, 8));
     redials_.push_back({connection, now + pause_ns});
     return {};
   }
-  const TcpAddress& address = addresses_[static_cast<size_t>(connection->peer)];
-  const char* cure =
-      failure.has_timed_out ? "; may this host reach that port? RINGREDUCE_PORTS names those to open" : "";
-  return "no connection to " + address.text() + ": " + failure.why + cure;
+  std::string cure;
+  if (failure.has_timed_out) cure = "; may this host reach that port? RINGREDUCE_PORTS names those to open";
+  if (is_stranger) {
+    cure = "; nobody there has shown within " + std::to_string(unproven_lost_after_ms_ / 1000) +
+           " s that it has this job's secret: does something else listen there, or end connections on the way?";
+  }
+  return "no connection to " + address_of(connection->peer).text() + ": " + failure.why + cure;
 }
 
 std::vector<ConnectionPtr> Dialer::take_due(int64_t now_ns) {

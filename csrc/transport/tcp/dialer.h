@@ -17,12 +17,15 @@ namespace rr {
 
 class Dialer {
  public:
-  // addresses: by rank. After so long without an answer no connection is to be had: one of heartbeats, or of data.
-  Dialer(int rank, std::vector<TcpAddress> addresses, int lost_after_ms, int data_lost_after_ms)
+  // addresses: by rank. After so long without an answer no connection is to be had: one of heartbeats, or of data; or
+  // after so long in which whoever answers there has not shown that it has the job's key.
+  Dialer(int rank, std::vector<TcpAddress> addresses, int lost_after_ms, int data_lost_after_ms,
+         int unproven_lost_after_ms)
       : rank_(rank),
         addresses_(std::move(addresses)),
         lost_after_ms_(lost_after_ms),
-        data_lost_after_ms_(data_lost_after_ms) {}
+        data_lost_after_ms_(data_lost_after_ms),
+        unproven_lost_after_ms_(unproven_lost_after_ms) {}
 
   // A socket that is being connected. Empty, with errno, if that is impossible now.
   OwnedFd dial(const TcpConnection& connection) const;
@@ -47,6 +50,7 @@ class Dialer {
   struct Tries {
     int count = 0;
     int64_t unanswered_since_ns = 0;  // 0: the peer has answered the last one
+    int64_t unproven_since_ns = 0;    // 0: nobody has answered, or who has the job's key has
   };
   struct Redial {
     ConnectionPtr connection;
@@ -61,6 +65,7 @@ class Dialer {
   const std::vector<TcpAddress> addresses_;
   const int lost_after_ms_;
   const int data_lost_after_ms_;
+  const int unproven_lost_after_ms_;
   std::map<std::pair<int, int>, Tries> tries_;  // attempts that have failed, by peer and channel
   std::vector<Redial> redials_;
 };

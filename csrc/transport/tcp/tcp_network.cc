@@ -79,6 +79,7 @@ class TcpReader final : public TcpNetwork, public std::enable_shared_from_this<T
   void fail_those_that_cannot_be_accepted(int64_t now_ns);
   std::string more_descriptors(int error) const;
   void drop(const ConnectionPtr& connection);
+  void warn_of_silent(int64_t now_ns);
   void tell(const Heartbeats::News& news);
   void leave_when_all_are_told();
   void end_leaving();
@@ -142,7 +143,7 @@ TcpReader::TcpReader(TcpOptions options)
       arrivals_(events_, [this] { wake(); }),
       listener_(OwnedFd(std::move(options.listener)), events_),
       attempts_(handshakes_, rank_, options.addresses.size(), data_lost_after_ms_, connections_, events_),
-      dialer_(rank_, std::move(options.addresses), lost_after_ms_, data_lost_after_ms_),
+      dialer_(rank_, std::move(options.addresses), lost_after_ms_, data_lost_after_ms_, options.unproven_lost_after_ms),
       heartbeats_(rank_, lost_after_ms_, events_) {
   check_sys(wake_.get(), "eventfd");
   events_.add(wake_.get(), EPOLLIN);
@@ -293,6 +294,7 @@ void TcpReader::look_at_clock() {
   }
   for (const ConnectionPtr& one : dialer_.take_due(now)) dial(one);
   for (Attempts::Ended& late : attempts_.take_late(now)) look_at(std::move(late));
+  warn_of_silent(now);
   closings_.look();
 }
 
@@ -371,6 +373,17 @@ void TcpReader::fail_those_that_cannot_be_accepted(int64_t now_ns) {
 std::string TcpReader::more_descriptors(int error) const {
   if (error != EMFILE) return "";
   return "; let the process of rank " + std::to_string(rank_) + " have more file descriptors (ulimit -n)";
+}
+
+// A stopped process is no lost one, and what else may listen there cannot be told from it.
+void TcpReader::warn_of_silent(int64_t now_ns) {
+  Heartbeats::News news;
+  for (const int peer : attempts_.take_silent(now_ns)) {
+    news.warnings.push_back("rank " + std::to_string(peer) + "'s port " + dialer_.address_of(peer).text() +
+                            " takes connections and says nothing for " + std::to_string(data_lost_after_ms_ / 1000) +
+                            " s: is its process stopped, or does something else listen there?");
+  }
+  tell(news);
 }
 
 // Of a link that has gone.

@@ -28,6 +28,8 @@ struct TcpOptions {
   // And a connection of data, while the leaders' heartbeats go on: of what is on its way nothing is acknowledged, or no
   // connection is to be had.
   int data_lost_after_ms = 10000;
+  // What takes connections at a rank's address, and ends them before it has shown that it has the key, is not the rank.
+  int unproven_lost_after_ms = 60000;
   Encrypt encrypt = Encrypt::kAuto;
 };
 
