@@ -14,8 +14,9 @@ class Epoll {
  public:
   Epoll() : fd_(OwnedFd::from([] { return ::epoll_create1(EPOLL_CLOEXEC); })) { check_sys(fd_.get(), "epoll_create1"); }
   int fd() const { return fd_.get(); }
-  void add(int fd, uint32_t events) { control(EPOLL_CTL_ADD, fd, events); }
-  void change(int fd, uint32_t events) { control(EPOLL_CTL_MOD, fd, events); }
+  void add(int fd, uint32_t events) { check_sys(control(EPOLL_CTL_ADD, fd, events), "epoll_ctl"); }
+  bool try_add(int fd, uint32_t events) { return control(EPOLL_CTL_ADD, fd, events) == 0; }  // false: with errno
+  void change(int fd, uint32_t events) { check_sys(control(EPOLL_CTL_MOD, fd, events), "epoll_ctl"); }
   // Closing the last descriptor of a file removes it too, but a forked child may have another.
   void remove(int fd) { ::epoll_ctl(fd_.get(), EPOLL_CTL_DEL, fd, nullptr); }
   // timeout_ms: -1 = none. 0 events also after a signal.
@@ -27,11 +28,11 @@ class Epoll {
   }
 
  private:
-  void control(int operation, int fd, uint32_t events) {
+  int control(int operation, int fd, uint32_t events) {
     epoll_event event = {};
     event.events = events;
     event.data.fd = fd;
-    check_sys(::epoll_ctl(fd_.get(), operation, fd, &event), "epoll_ctl");
+    return ::epoll_ctl(fd_.get(), operation, fd, &event);
   }
 
   OwnedFd fd_;

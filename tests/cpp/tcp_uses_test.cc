@@ -148,5 +148,31 @@ TEST_CASE("dialer: what is known of attempts goes with the connection") {
   CHECK(pause_ns() < 400'000'000);
 }
 
+TEST_CASE("attempts: a socket that the kernel cannot watch ends nothing else") {
+  const Handshakes handshakes(key_of(7), 0, 2);
+  Connections connections;
+  Epoll events;
+  Attempts attempts(handshakes, 0, 2, 1000, connections, events);
+  const auto file = [] { return OwnedFd(create_memfd("file", 4096)); };  // no epoll takes one
+  CHECK_FALSE(attempts.accepted(file()));
+  CHECK(errno == EPERM);
+  CHECK_FALSE(attempts.dialled(file(), 1, 0));
+  CHECK(errno == EPERM);
+  CHECK(attempts.next_late_ns() == INT64_MAX);
+}
+
+TEST_CASE("listener: connections that cannot be kept count as refused, until one can be") {
+  Epoll events;
+  Listener listener(OwnedFd(listening().first), events);
+  for (int attempts = 1; attempts <= 3; ++attempts) {
+    listener.has_no_room(ENOSPC);
+    REQUIRE(listener.refusal());
+    CHECK(listener.refusal()->attempts == attempts);
+    CHECK(listener.refusal()->error == ENOSPC);
+  }
+  listener.has_room();
+  CHECK_FALSE(listener.refusal());
+}
+
 }  // namespace
 }  // namespace rr::test

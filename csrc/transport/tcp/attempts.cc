@@ -39,18 +39,20 @@ Attempts::Attempts(const Handshakes& handshakes, int rank, size_t size, int late
       connections_(connections),
       events_(events) {}
 
-void Attempts::dialled(OwnedFd socket, int peer, int channel) {
-  const int fd = socket.get();
-  events_.add(fd, EPOLLOUT);
-  under_way_[fd] = std::make_unique<Attempt>(handshakes_, std::move(socket), rank_, peer, channel);
+bool Attempts::dialled(OwnedFd socket, int peer, int channel) {
+  return watch(std::make_unique<Attempt>(handshakes_, std::move(socket), rank_, peer, channel), EPOLLOUT);
 }
 
-std::optional<Attempts::Ended> Attempts::accepted(OwnedFd socket) {
+bool Attempts::accepted(OwnedFd socket) {
   make_room();
-  const int fd = socket.get();
-  events_.add(fd, EPOLLIN | EPOLLRDHUP);
-  under_way_[fd] = std::make_unique<Attempt>(handshakes_, std::move(socket), rank_);
-  return step(fd);  // what it has said already counts for it when room is needed
+  return watch(std::make_unique<Attempt>(handshakes_, std::move(socket), rank_), EPOLLIN | EPOLLRDHUP);
+}
+
+bool Attempts::watch(std::unique_ptr<Attempt> attempt, uint32_t events) {
+  const int fd = attempt->fd();
+  if (!events_.try_add(fd, events)) return false;
+  under_way_[fd] = std::move(attempt);
+  return true;
 }
 
 // Among the connections that have proven nothing.

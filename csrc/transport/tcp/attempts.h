@@ -29,8 +29,9 @@ class Attempts {
   Attempts(const Handshakes& handshakes, int rank, size_t size, int late_after_ms, Connections& connections,
            Epoll& events);
 
-  void dialled(OwnedFd socket, int peer, int channel);
-  std::optional<Ended> accepted(OwnedFd socket);
+  // False, with errno: the kernel cannot watch the socket, which is closed.
+  bool dialled(OwnedFd socket, int peer, int channel);
+  bool accepted(OwnedFd socket);
   bool has(int fd) const { return under_way_.count(fd) != 0; }
   // Goes on with one of which epoll has told.
   std::optional<Ended> step(int fd);

@@ -23,21 +23,31 @@ OwnedFd Listener::accept() {
     OwnedFd accepted =
         OwnedFd::from([this] { return ::accept4(socket_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC); });
     if (errno == EINTR && !accepted) continue;
-    if (accepted || errno == EAGAIN || errno == EWOULDBLOCK || errno == ECONNABORTED) {
+    if (accepted) return accepted;
+    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ECONNABORTED) {
       refusal_.reset();
-      return accepted;
+      return {};
     }
     const int error = errno;
-    is_paused_ = true;
-    events_.change(socket_.get(), 0);
     // Linux looks for a descriptor before it looks whether somebody has come.
     if (lacks_room(error) && is_awaited(socket_.get())) {
-      refusal_ = Refusal{refusal_ ? refusal_->attempts + 1 : 1, error};
+      has_no_room(error);
     } else {
+      pause();
       refusal_.reset();
     }
     return {};
   }
+}
+
+void Listener::has_no_room(int error) {
+  pause();
+  refusal_ = Refusal{refusal_ ? refusal_->attempts + 1 : 1, error};
+}
+
+void Listener::pause() {
+  is_paused_ = true;
+  events_.change(socket_.get(), 0);
 }
 
 void Listener::resume() {

@@ -25,10 +25,15 @@ class Listener {
     int error;  // of errno
   };
   const std::optional<Refusal>& refusal() const { return refusal_; }  // empty: all are accepted
+  // The last one that accept() has returned was of use; or it could not be kept, for this error.
+  void has_room() { refusal_.reset(); }
+  void has_no_room(int error);
   void resume();
   void close();
 
  private:
+  void pause();
+
   OwnedFd socket_;
   Epoll& events_;
   bool is_paused_ = false;

@@ -73,7 +73,9 @@ class TcpReader final : public TcpNetwork, public std::enable_shared_from_this<T
   int pause_ms() const;
   void dial(const ConnectionPtr& connection);
   void look_at(std::optional<Attempts::Ended> ended);
+  void accept();
   void opened(Attempt& attempt);
+  void use(Attempt& attempt, TcpConnection& connection);
   void failed(const ConnectionPtr& connection, const Dialer::Failure& failure);
   void fail(const ConnectionPtr& connection, const std::string& why);
   void fail_those_that_cannot_be_accepted(int64_t now_ns);
@@ -232,17 +234,24 @@ void TcpReader::look_at(int fd) {
   } else if (arrivals_.has(fd)) {
     if (arrivals_.look()) ring();
   } else if (listener_.has(fd)) {
-    for (int accepted = 0; accepted < Listener::kAcceptsAtOnce; ++accepted) {
-      OwnedFd socket = listener_.accept();
-      if (!socket) return;
-      look_at(attempts_.accepted(std::move(socket)));
-    }
+    accept();
   } else if (attempts_.has(fd)) {
     look_at(attempts_.step(fd));
   } else if (heartbeats_.has(fd)) {
     Heartbeats::News news;
     heartbeats_.look(fd, news);
     tell(news);
+  }
+}
+
+void TcpReader::accept() {
+  for (int accepted = 0; accepted < Listener::kAcceptsAtOnce; ++accepted) {
+    OwnedFd socket = listener_.accept();
+    if (!socket) return;
+    const int fd = socket.get();
+    if (!attempts_.accepted(std::move(socket))) return listener_.has_no_room(errno);
+    listener_.has_room();
+    look_at(attempts_.step(fd));  // what it has said already counts for it when room is needed
   }
 }
 
@@ -301,13 +310,10 @@ void TcpReader::look_at_clock() {
 void TcpReader::dial(const ConnectionPtr& connection) {
   if (connection->state.load(std::memory_order_acquire) != TcpConnection::State::kWanted) return;
   OwnedFd socket = dialer_.dial(*connection);
-  if (socket) {
-    attempts_.dialled(std::move(socket), connection->peer, connection->channel);
-  } else {
-    const int error = errno;
-    const std::string why = with_errno("connect");
-    failed(connection, {why + more_descriptors(error), now_ns()});
-  }
+  if (socket && attempts_.dialled(std::move(socket), connection->peer, connection->channel)) return;
+  const int error = errno;
+  const std::string why = with_errno("connect");
+  failed(connection, {why + more_descriptors(error), now_ns()});
 }
 
 void TcpReader::look_at(std::optional<Attempts::Ended> ended) {
@@ -325,19 +331,28 @@ void TcpReader::look_at(std::optional<Attempts::Ended> ended) {
 void TcpReader::opened(Attempt& attempt) {
   if (connections_.use(attempt.peer(), attempt.channel()) != Connections::Use::kFree) return;
   const ConnectionPtr found = connections_.find(attempt.peer(), attempt.channel());
+  try {
+    use(attempt, *found);
+  } catch (const std::exception& error) {  // the kernel has no room for this one
+    return failed(found, {error.what(), attempt.began_ns});
+  }
+  dialer_.forget(*found);
+  ring();
+}
+
+void TcpReader::use(Attempt& attempt, TcpConnection& connection) {
   OwnedFd socket = attempt.take_socket();
   const int fd = socket.get();
   const int yes = 1;
   check_sys(::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes), "setsockopt(TCP_NODELAY)");
   if (attempt.channel() == Heartbeats::kChannel) {
     heartbeats_.add(attempt.peer(), std::move(socket), attempt.session());
-    found->open(OwnedFd(), {});
+    connection.open(OwnedFd(), {});
   } else {
     keep_alive(fd, data_lost_after_ms_);
-    found->open(std::move(socket), attempt.session());
     arrivals_.add(fd);
+    connection.open(std::move(socket), attempt.session());
   }
-  ring();
 }
 
 // An attempt at a connection, which is made again unless that is of no use.
