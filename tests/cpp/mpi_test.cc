@@ -229,6 +229,18 @@ TEST_CASE("mpi: each link hears of its own message's failure, whoever has looked
   }
 }
 
+TEST_CASE("mpi: nobody hears of a failure of a receive that was withdrawn") {
+  Rank rank;
+  auto link = rank.link(5, 6, {1024, 1});
+  std::byte byte{};
+  CHECK(link->pull(&byte, 1) == 0);
+  rank.mpi->failing = 12;
+  link.reset();
+  rank.mpi->failing = 0;
+  CHECK(rank.mpi->cancelled == 1);
+  CHECK(text_of([&] { rank.communicator->progress(); }) == "no error");
+}
+
 TEST_CASE("mpi: a message that is none of ours is an error") {
   Rank rank;
   const auto link = rank.link(5, 6);
