@@ -366,9 +366,13 @@ class Context:
 
     @property
     def world(self) -> Group: ...
+    @property
+    def most_group(self) -> int:
+        """The highest id that the network has room for."""
+
     def add_group(self, fd: int, ranks: Sequence[int], id: int) -> Group:
-        """Collective over ranks (world ranks, ascending, this one included). id: 1 or more, the same on all ranks, and
-        never used before in this context."""
+        """Collective over ranks (world ranks, ascending, this one included). id: 1 to most_group, the same on all
+        ranks, and never used before in this context."""
 
     def remove_group(self, group: Group) -> None: ...
     def fail_as_lost(self, why: str) -> None:
@@ -457,8 +461,11 @@ class MpiLibrary:
 class MpiCommunicator:
     """A duplicate of a communicator, for links. Calls raise ShutdownError once it is closed or MPI is finalised."""
 
-    def __init__(self, library: MpiLibrary, comm: int, byte: int, errors_return: int, timeout: float) -> None:
-        """Collective over comm; the three handles are MPI._handleof's. timeout, for all ranks to come: 0 = never."""
+    def __init__(
+        self, library: MpiLibrary, comm: int, byte: int, errors_return: int, timeout: float, tag_ub: int = ...
+    ) -> None:
+        """Collective over comm; the three handles are MPI._handleof's. timeout, for all ranks to come: 0 = never.
+        tag_ub: the library's MPI_TAG_UB."""
 
     @property
     def rank(self) -> int: ...

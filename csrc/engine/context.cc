@@ -104,7 +104,10 @@ std::unique_ptr<Link> Context::remote_link(int world_rank, int channel) {
 
 std::shared_ptr<Group> Context::add_group(int fd, const std::vector<int>& ranks, int id, Interrupt interrupt) {
   throw_if_shut_down();
-  if (id < 1) throw InvalidArgumentError("a group's id is 1 or more, not " + std::to_string(id));
+  if (id < 1 || id > most_group()) {
+    throw InvalidArgumentError("a group's id is 1 to " + std::to_string(most_group()) + " here, not " +
+                               std::to_string(id));
+  }
   auto group = std::make_shared<Group>(*this, fd, ranks, id);
   monitor_leaders(*group);
   group->await_attendance(timeout_s(), interrupt);

@@ -55,6 +55,7 @@ void bind_context(py::module_& m) {
            py::arg("tcp") = py::none(), py::arg("recorded_as") = "", py::arg("job_ranks") = std::vector<int>(),
            py::arg("plan") = TuningPlan())
       .def("set_timeout", &Context::set_timeout_s, py::arg("timeout"))
+      .def_property_readonly("most_group", &Context::most_group)
       .def_property_readonly(
           "world", [](const std::shared_ptr<Context>& c) { return PyGroup{c, std::shared_ptr<Group>(c, &c->world())}; })
       .def(

@@ -43,9 +43,14 @@ size_t link_fold(Link& link, py::handle dst, int op) {
 Network mpi_network(const std::optional<std::vector<int>>& hosts, const std::shared_ptr<MpiCommunicator>& mpi) {
   if (mpi == nullptr || !hosts) return {};
   const bool takes_pointers = mpi_cuda(mpi->library(), Settings::from_environment().mpi_cuda).takes_pointers;
-  return {"mpi", *hosts,
-          [mpi](int peer, int channel) { return mpi_link(mpi, peer, link_tag(channel), link_tag(channel)); },
-          [mpi] { return mpi->progress(); }, takes_pointers ? mpi_device_messages(mpi) : nullptr};
+  Network network;
+  network.name = "mpi";
+  network.host_of = *hosts;
+  network.link = [mpi](int peer, int channel) { return mpi_link(mpi, peer, link_tag(channel), link_tag(channel)); };
+  network.progress = [mpi] { return mpi->progress(); };
+  if (takes_pointers) network.device_messages = mpi_device_messages(mpi);
+  network.most_group = most_group(mpi->tag_ub());
+  return network;
 }
 
 void bind_mpi(py::module_& m) {
@@ -64,13 +69,14 @@ void bind_mpi(py::module_& m) {
 
   py::class_<MpiCommunicator, std::shared_ptr<MpiCommunicator>>(m, "MpiCommunicator")
       .def(py::init([](std::shared_ptr<MpiLibrary> library, uintptr_t comm, uintptr_t byte, uintptr_t errors_return,
-                       double timeout) {
+                       double timeout, int tag_ub) {
              const py::gil_scoped_release release;
-             auto made =
-                 std::make_unique<MpiCommunicator>(std::move(library), comm, byte, errors_return, timeout, interrupt);
+             auto made = std::make_unique<MpiCommunicator>(std::move(library), comm, byte, errors_return, timeout,
+                                                           interrupt, tag_ub);
              return ending_without_gil(std::move(made));
            }),
-           py::arg("library"), py::arg("comm"), py::arg("byte"), py::arg("errors_return"), py::arg("timeout"))
+           py::arg("library"), py::arg("comm"), py::arg("byte"), py::arg("errors_return"), py::arg("timeout"),
+           py::arg("tag_ub") = kTagPromised)
       .def_property_readonly("rank", &MpiCommunicator::rank)
       .def_property_readonly("size", &MpiCommunicator::size)
       .def_property_readonly("thread_level", [](const MpiCommunicator& c) { return name(c.threads()); })

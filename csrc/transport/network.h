@@ -1,6 +1,7 @@
 // The seam between the engine and what connects hosts.
 #pragma once
 
+#include <climits>
 #include <functional>
 #include <memory>
 #include <string>
@@ -55,6 +56,8 @@ struct Network {
   std::shared_ptr<DeviceMessages> device_messages = nullptr;
   // Null: the links ring nobody, and who waits looks at them every 50 us.
   std::shared_ptr<NetworkReader> reader = nullptr;
+  // Groups with higher ids have no channels.
+  int most_group = INT_MAX / (kChannels + 1) - 1;
 };
 
 }  // namespace rr

@@ -62,7 +62,8 @@ def communicator(
     own, byte, errors_return = (MPI._handleof(handle) for handle in (comm, MPI.BYTE, MPI.ERRORS_RETURN))
     if timeout_s is None:
         timeout_s = config.seconds("RINGREDUCE_INIT_TIMEOUT")
-    made = _core.MpiCommunicator(library, own, byte, errors_return, timeout_s)
+    tag_ub = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+    made = _core.MpiCommunicator(library, own, byte, errors_return, timeout_s, tag_ub)
     if made.thread_level == "MPI_THREAD_FUNNELED" and first:
         warnings.warn(
             "MPI was initialised with MPI_THREAD_FUNNELED, and ringreduce calls it from a thread of its own, one call "

@@ -229,6 +229,11 @@ def register(process_set: ProcessSet | Iterable[int] | Any) -> ProcessSet:
     proposals = [Proposal(*other) for _, other in gathered]
     family = sets_of(proposals, place.rank)
     problem = _problem(family, added, job)
+    if problem is None and set_id > job.context.most_group:
+        problem = (
+            f"add_process_set: this job has had {set_id - 1} process sets, removed ones included, and MPI has no tags "
+            "for one more (MPI_TAG_UB). Keep sets rather than make them anew, or use RINGREDUCE_TRANSPORT=shm+tcp"
+        )
     if problem is not None:  # only now, so that ranks that passed something else raise as well instead of waiting
         raise InvalidArgumentError(problem)
     job.next_set_id = set_id + 1

@@ -6,6 +6,7 @@
 
 #include <climits>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -239,6 +240,22 @@ TEST_CASE("mpi: nobody hears of a failure of a receive that was withdrawn") {
   rank.mpi->failing = 0;
   CHECK(rank.mpi->cancelled == 1);
   CHECK(text_of([&] { rank.communicator->progress(); }) == "no error");
+}
+
+TEST_CASE("mpi: each channel of each group has a tag of its own, and none is above the library's highest") {
+  std::set<int> tags;
+  for (int group = 0; group < 100; ++group) {
+    for (int channel = 0; channel <= kChannels; ++channel) tags.insert(link_tag(channel_of(group, channel)));
+    tags.insert(device_tag(group));
+  }
+  CHECK(tags.size() == 100 * (kChannels + 2));
+  for (const int highest : {32767, 32766, 32768, 100, 101, 102, INT_MAX}) {
+    CAPTURE(highest);
+    const int most = most_group(highest);
+    CHECK(device_tag(most) <= highest);
+    CHECK(device_tag(most - 1) + kChannels + 2 == device_tag(most));
+    if (highest != INT_MAX) CHECK(device_tag(most + 1) > highest);
+  }
 }
 
 TEST_CASE("mpi: a message that is none of ours is an error") {

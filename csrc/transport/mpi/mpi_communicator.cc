@@ -37,8 +37,11 @@ MpiMessage::MpiMessage(std::byte* data, size_t size, std::shared_ptr<void> holde
 }
 
 MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiLibrary> library, uintptr_t comm, uintptr_t byte,
-                                 uintptr_t errors_return, double timeout_s, void (*interrupt)())
-    : library_(std::move(library)), byte_(library_->handle(MpiKind::kDatatype, byte)), owner_(::getpid()) {
+                                 uintptr_t errors_return, double timeout_s, void (*interrupt)(), int tag_ub)
+    : library_(std::move(library)),
+      byte_(library_->handle(MpiKind::kDatatype, byte)),
+      tag_ub_(tag_ub),
+      owner_(::getpid()) {
   bool initialized = false;
   check(library_->initialized(initialized), "MPI_Initialized");
   if (!initialized) {

@@ -15,12 +15,16 @@
 #include <vector>
 
 #include "transport/mpi/mpi_library.h"
+#include "transport/network.h"
 
 namespace rr {
 
-// The tags of a job's messages: its links' and its GPUs'. Small ones, for MPI promises no more than 32767.
-constexpr int link_tag(int channel) { return 2 * channel; }
-constexpr int device_tag(int group) { return 2 * group + 1; }
+// The tags of a job's messages, for each group those of its links and that of its GPUs. Small ones: MPI promises no
+// more than kTagPromised.
+inline constexpr int kTagPromised = 32767;
+constexpr int device_tag(int group) { return group * (kChannels + 2) + kChannels + 1; }
+constexpr int link_tag(int channel) { return channel + group_of(channel); }
+constexpr int most_group(int tag_ub) { return (tag_ub - (kChannels + 1)) / (kChannels + 2); }  // the highest id
 
 // One message: memory for its bytes, and the request that uses it while MPI has it.
 struct MpiMessage {
@@ -50,9 +54,10 @@ class MpiCommunicator {
  public:
   // Collective: duplicates comm, which is not needed afterwards. byte and errors_return are MPI_BYTE and
   // MPI_ERRORS_RETURN. Waits timeout_s for the other ranks (0 = for ever) and calls interrupt, which may throw, now and
-  // then. Throws TimeoutError, and UnavailableError when MPI is not initialised, or for one thread only.
+  // then. tag_ub: the library's highest tag. Throws TimeoutError, and UnavailableError when MPI is not initialised, or
+  // for one thread only.
   MpiCommunicator(std::shared_ptr<MpiLibrary> library, uintptr_t comm, uintptr_t byte, uintptr_t errors_return,
-                  double timeout_s, void (*interrupt)());
+                  double timeout_s, void (*interrupt)(), int tag_ub = kTagPromised);
   ~MpiCommunicator() { close(kDrainS); }
   MpiCommunicator(const MpiCommunicator&) = delete;
   MpiCommunicator& operator=(const MpiCommunicator&) = delete;
@@ -60,6 +65,7 @@ class MpiCommunicator {
   MpiLibrary& library() const { return *library_; }
   int rank() const { return rank_; }
   int size() const { return size_; }
+  int tag_ub() const { return tag_ub_; }
   MpiThreads threads() const { return threads_; }
 
   // Starts a message of the first nbytes of its memory. synchronous: it is complete once the peer has begun to receive.
@@ -102,6 +108,7 @@ class MpiCommunicator {
   std::shared_ptr<MpiLibrary> library_;
   MpiHandle comm_;
   MpiHandle byte_;
+  const int tag_ub_;
   int rank_ = 0;
   int size_ = 1;
   MpiThreads threads_ = MpiThreads::kSingle;

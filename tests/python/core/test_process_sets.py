@@ -183,6 +183,26 @@ def test_ids_are_the_same_after_a_failure_on_one_rank() -> None:
     assert run_ranks(ids_after_a_failure, 3) == [[2, 3]] * 3
 
 
+def last_sets() -> tuple[int | None, int, str]:
+    """A set with the last id that the network has channels for, and one more."""
+    import ringreduce as rr
+
+    with rr.init():
+        job = state.require()
+        job.next_set_id = most = job.context.most_group
+        last = rr.add_process_set([0, 1])
+        refused = caught(lambda: rr.add_process_set([1, 2]))
+        rr.barrier()  # the job goes on
+        return last.process_set_id, most, refused
+
+
+def test_a_set_for_which_the_network_has_no_channels_is_refused_on_all_ranks() -> None:
+    for number, most, refused in run_ranks(last_sets, 3):
+        assert number == most
+        assert refused.startswith("InvalidArgumentError: add_process_set: this job has had"), refused
+        assert "MPI_TAG_UB" in refused
+
+
 def one_set_off() -> str:
     import ringreduce as rr
 
