@@ -73,7 +73,7 @@ struct DeviceFold {
   size_t count = 0;  // elements
 };
 
-// There will be memory once work that waits for peers has ended.
+// Not now, or not for this operation: the same one later, or another one, may have what this one is refused.
 class DeviceBusyError : public InternalError {
  public:
   using InternalError::InternalError;

@@ -24,8 +24,10 @@ struct TableHead {
   uint64_t copy_requests = 0;
 };
 
+enum class Mapped : uint64_t { kYes, kNotNow, kNever };
+
 struct MapResult {
-  uint64_t is_refused = 0;
+  Mapped mapped = Mapped::kYes;
   uint64_t nbytes = 0;  // of the text, which says why
   char text[1024] = {};
 };
@@ -59,6 +61,7 @@ class Ipc final : public Staged {
   ~Ipc() override { job_.mappings->release(held_); }
 
   const std::optional<std::string>& refusal() const { return refusal_; }
+  bool is_refused_for_good() const { return is_refused_for_good_; }
 
  private:
   // The rounds carry host memory.
@@ -92,13 +95,18 @@ class Ipc final : public Staged {
       if (!part.empty()) team_.writer->write(slot(team_.me, round), texts_[me()].data() + part.begin, part.count());
     } else if (round == tables_) {
       MapResult result;
-      try {
-        map();
-      } catch (const Error& error) {
+      const auto refuse = [&result](const Error& error, Mapped how) {
         const std::string text = error.what();
-        result.is_refused = 1;
+        result.mapped = how;
         result.nbytes = std::min(text.size(), sizeof result.text);
         std::memcpy(result.text, text.data(), result.nbytes);
+      };
+      try {
+        map();
+      } catch (const DeviceBusyError& error) {
+        refuse(error, Mapped::kNotNow);
+      } catch (const Error& error) {
+        refuse(error, Mapped::kNever);
       }
       std::memcpy(slot(team_.me, round), &result, sizeof result);
     }
@@ -116,10 +124,13 @@ class Ipc final : public Staged {
         if (i != me()) read(i, round);
       }
     } else if (round == tables_) {
-      for (size_t i = 0; i < members() && !refusal_; ++i) {
+      for (size_t i = 0; i < members(); ++i) {
         MapResult result;
         std::memcpy(&result, slot(static_cast<int>(i), round), sizeof result);
-        if (result.is_refused != 0) refusal_ = std::string(result.text, result.nbytes);
+        const bool says_more = result.mapped == Mapped::kNever && !is_refused_for_good_;
+        if (result.mapped == Mapped::kYes || (refusal_ && !says_more)) continue;
+        refusal_ = std::string(result.text, result.nbytes);
+        is_refused_for_good_ = result.mapped == Mapped::kNever;
       }
       if (!refusal_) issue();
     }
@@ -160,8 +171,8 @@ class Ipc final : public Staged {
     auto found = addresses_.find(memory.uid);
     if (found == addresses_.end()) {
       if (held_.size() == DeviceMappings::kMost) {
-        throw InternalError("the operation is on more than " + std::to_string(DeviceMappings::kMost) +
-                            " allocations of other ranks; RINGREDUCE_GPU_PATH=nccl or staged does without");
+        throw DeviceBusyError("the operation is on more than " + std::to_string(DeviceMappings::kMost) +
+                              " allocations of other ranks; RINGREDUCE_GPU_PATH=nccl or staged does without");
       }
       found = addresses_.emplace(memory.uid, job_.mappings->hold(memory)).first;
       held_.push_back(memory.uid);
@@ -264,6 +275,7 @@ class Ipc final : public Staged {
   std::vector<std::vector<DeviceFold>> folds_;  // by reduction
   std::vector<DevicePart> moves_;
   std::optional<std::string> refusal_;
+  bool is_refused_for_good_ = false;
   bool is_issued_ = false;
   Mark mark_;
 };
@@ -282,7 +294,7 @@ class IpcPath final : public Algorithm {
     const Step step = ipc_->step();
     if (step != Step::kDone) return step;
     if (ipc_->refusal() && !job_.is_forced) {
-      job_.refused(*ipc_->refusal());
+      job_.refused(*ipc_->refusal(), ipc_->is_refused_for_good());
       Team team = team_;
       team.first_round += rounds_;
       otherwise_ = job_.otherwise(std::move(team));

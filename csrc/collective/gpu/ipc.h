@@ -71,8 +71,10 @@ struct CopyRequest {
 struct IpcJob {
   Device* device = nullptr;
   std::shared_ptr<DeviceMappings> mappings;
-  bool is_forced = false;                           // then a refused mapping is the operation's error
-  std::function<void(const std::string&)> refused;  // else it is told, once all members know, and `otherwise` runs
+  bool is_forced = false;  // then a refused mapping is the operation's error
+  // Else this is told, once all members know, and `otherwise` runs. for_good: it would be so with other memory too.
+  using Refused = std::function<void(const std::string& why, bool for_good)>;
+  Refused refused;
 
   std::vector<DeviceOperand> operands;     // of this rank; as many on all: input and output of each tensor in turn
   std::vector<std::byte*> own;             // the same, as this rank addresses them

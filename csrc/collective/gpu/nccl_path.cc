@@ -57,10 +57,8 @@ class NcclPath final : public Algorithm {
         state_ = State::kRun;
         return Step::kIssued;
       case State::kRun:
-        if (!device.passed(mark_)) {
-          communicator_->settled();  // throws what has gone wrong
-          return Step::kIdle;
-        }
+        // This throws what has gone wrong, after which kernels let go, too.
+        if (!communicator_->settled() || !device.passed(mark_)) return Step::kIdle;
         state_ = State::kDone;
         break;
       case State::kDone:

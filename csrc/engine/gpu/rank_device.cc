@@ -6,6 +6,8 @@
 
 #include "base/clock.h"
 #include "base/errors.h"
+#include "base/guarded.h"
+#include "base/never_destroyed.h"
 #include "engine/context.h"
 #include "engine/gpu/device_queue.h"
 #include "os/bell.h"
@@ -133,6 +135,11 @@ void RankDevice::drain() {
   if (abandoned_.empty()) return;
   context_.log().warning("the GPU has not come to an end within " + std::to_string(kDrainS) + " s");
   device()->leave();  // whatever is given back from now on would wait for it
+  // The GPU may work there for as long as the process lives.
+  static auto& left = never_destroyed<Guarded<std::vector<Abandoned>>>();
+  const auto all = left.lock();
+  for (Abandoned& item : abandoned_) all->push_back(std::move(item));
+  abandoned_.clear();
 }
 
 }  // namespace rr

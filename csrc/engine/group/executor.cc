@@ -16,6 +16,7 @@ namespace {
 constexpr int kStepsAtOnce = 16;
 // Entries that a GPU may be at together. A work stream has room for some 1000 launches; then the driver blocks.
 constexpr size_t kMostIssued = 32;
+constexpr double kBusyS = 10.0;      // an entry waits so long for memory of a GPU that is full
 constexpr double kStoresEndS = 1.0;  // a rank that takes its memory back waits so long for those who store into it
 
 // Whether GPUs work in each other's memory: on the path ipc, and on the first level of 'staged' over several hosts.
@@ -158,9 +159,14 @@ bool Executor::start_entry(Entry& entry) {
   }
   try {
     active_ = planner_.plan(cursor_, active_members_, rounds_base_, active_rounds_);
+    busy_since_ns_ = 0;
   } catch (const DeviceBusyError&) {
+    if (busy_since_ns_ == 0) busy_since_ns_ = now_ns();
+    // Two groups may wait so for each other.
+    if (static_cast<double>(now_ns() - busy_since_ns_) * 1e-9 > kBusyS) throw;
     for (const OperationPtr& operation : active_members_) {
       operation->counts.clear();
+      operation->output.reset();
       operation->output_nbytes = 0;
     }
     active_members_.clear();
@@ -280,10 +286,12 @@ void Executor::go_on() {
 
 // All entries before the first that the GPU is still at have ended here, and may be written anew.
 void Executor::publish_ended() {
+  std::atomic<uint64_t>& cursor = from_.control.line(from_.rank).cursor;
+  const uint64_t before = cursor.load(std::memory_order_relaxed);
   const uint64_t ended = issued_.empty() ? cursor_ : issued_.front().position;
-  from_.control.line(from_.rank).cursor.store(ended, std::memory_order_release);
+  cursor.store(ended, std::memory_order_release);
   // A rank may wait for this one to make room in a log that was full.
-  if (from_.control.header().log_tail.load(std::memory_order_relaxed) + 1 >= ended + kLogEntries)
+  if (ended != before && from_.control.header().log_tail.load(std::memory_order_relaxed) >= before + kLogEntries)
     negotiation_.segment().ring_waiters();
   // Threads of this rank may sleep on what has just finished.
   ring(*from_.bells[static_cast<size_t>(from_.rank)]);

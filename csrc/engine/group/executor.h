@@ -77,8 +77,9 @@ class Executor {
   std::vector<OperationPtr> active_members_;
   std::deque<Issued> issued_;  // in the order of the log
   size_t active_rounds_ = 0;
-  uint64_t cursor_ = 0;       // the entry under way, or the next one
-  uint64_t rounds_base_ = 0;  // rounds of the stage that the entries before have used
+  uint64_t cursor_ = 0;        // the entry under way, or the next one
+  int64_t busy_since_ns_ = 0;  // the GPU has had no memory for the next entry; 0: it has not been asked, or had some
+  uint64_t rounds_base_ = 0;   // rounds of the stage that the entries before have used
   int64_t linger_until_ns_ = INT64_MAX;
   std::atomic<bool> retry_append_{false};
 };

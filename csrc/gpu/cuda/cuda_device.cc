@@ -36,8 +36,8 @@ CudaDevice::~CudaDevice() {
 void CudaDevice::leave() {
   if (is_left()) return;
   Log().warning("CUDA: " + context_.where() + ": work of ours has not ended; its memory is left to the process's end");
+  Device::leave();  // first: who frees pages looks at it after the context has let them go
   context_.leave();
-  Device::leave();
 }
 
 bool CudaDevice::becomes_idle() {

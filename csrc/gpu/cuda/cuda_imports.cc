@@ -107,9 +107,9 @@ std::byte* CudaImports::imported(const DeviceExport& peer, bool may_wait) {
   if (const auto known = mapped_.find(peer.uid); known != mapped_.end()) return host_ptr(known->second.base);
   forget_stale(peer);
   if (mapped_.size() >= capacity_) {
-    throw InternalError("CUDA: " + context_.where() + ": " + memory_of(peer) + ": " + std::to_string(capacity_) +
-                        " allocations of other processes are mapped already and may be in use; "
-                        "RINGREDUCE_GPU_PATH=nccl or staged does without");
+    throw DeviceBusyError("CUDA: " + context_.where() + ": " + memory_of(peer) + ": " + std::to_string(capacity_) +
+                          " allocations of other processes are mapped already and may be in use; "
+                          "RINGREDUCE_GPU_PATH=nccl or staged does without");
   }
   if (!revive(peer.uid)) {
     std::optional<Mapped> made = map(peer);
@@ -119,9 +119,11 @@ std::byte* CudaImports::imported(const DeviceExport& peer, bool may_wait) {
       lock.lock();
       made = map(peer);
     }
-    if (!made)
-      throw InternalError("CUDA: " + context_.where() + ": " + memory_of(peer) + ": it is mapped already" +
-                          (may_wait ? "" : ", and not to be closed while operations of NCCL's are under way"));
+    if (!made) {
+      const std::string text = "CUDA: " + context_.where() + ": " + memory_of(peer) + ": it is mapped already";
+      if (may_wait) throw InternalError(text);
+      throw DeviceBusyError(text + ", and not to be closed while operations of NCCL's are under way");
+    }
     made->uid = peer.uid;
     made->process = peer.process;
     made->owner_base = peer.base;

@@ -81,9 +81,9 @@ std::byte* CudaMemory::allocate_at_once(size_t nbytes) {
   cu::DevicePtr at = 0;
   const auto result = context_.driver().mem_alloc(&at, size);
   const std::string doing = std::to_string(size) + " bytes of device memory";
-  if (result == cu::kOutOfMemory && released_nbytes() != 0) {
-    throw DeviceBusyError("CUDA: " + context_.where() + ": " + doing + ": " + std::to_string(released_nbytes()) +
-                          " bytes of ours cannot be freed while operations of NCCL's are under way");
+  if (result == cu::kOutOfMemory) {  // also what others free just now, or operations still hold, will be room
+    throw DeviceBusyError("CUDA: " + context_.where() + ": " + doing +
+                          ": the GPU is full, and nothing can be freed while operations of NCCL's are under way");
   }
   context_.check(result, cu::symbols::mem_alloc, doing);
   return add(at, size);

@@ -21,7 +21,7 @@ struct DeviceLevels {
   const Team* team = nullptr;    // of the operation
   const Hosts* hosts = nullptr;  // of its members, as many on each
   bool is_mappable = true;       // else the GPUs of this host go through the stage at once
-  std::function<void(const std::string&)> refused;
+  IpcJob::Refused refused;
   std::function<void(Team&)> pin;  // the stage, for a team that uses it for device memory
 };
 

@@ -29,7 +29,6 @@ std::unique_ptr<Algorithm> DevicePlanner::plan(const Entry& entry, const std::ve
     case Algo::kMpi:
       return mpi_plan(members, std::move(team));
     case Algo::kStaged:
-      add(from_.stats.cuda_staged, 1);
       return in_host_memory(members, team, rounds);
     default:
       throw InternalError(from_.where(*members.front()) +
@@ -65,8 +64,9 @@ void DevicePlanner::pin_stage(Team& team) {
 
 // What to do when all members of a meeting know that one of them could not map another's memory: the log says so once,
 // and later operations do not try.
-std::function<void(const std::string&)> DevicePlanner::on_refusal() {
-  return [this](const std::string& why) {
+IpcJob::Refused DevicePlanner::on_refusal() {
+  return [this](const std::string& why, bool for_good) {
+    if (!for_good) return;
     from_.control.header().unmappable.store(1);
     if (has_logged_refusal_) return;
     has_logged_refusal_ = true;
@@ -79,14 +79,13 @@ std::unique_ptr<Algorithm> DevicePlanner::ipc_plan(const std::vector<OperationPt
                                                    size_t& rounds) {
   Operation& first = *members.front();
   Device& device = *from_.gpu.device();
-  add(from_.stats.cuda_ipc, 1);
   IpcJob job;
   job.device = &device;
   job.mappings = from_.gpu.device_mappings();
   job.is_forced = from_.settings.gpu_path == "ipc";
-  job.refused = [this, refused = on_refusal()](const std::string& why) {
+  job.refused = [this, refused = on_refusal()](const std::string& why, bool for_good) {
     add(from_.stats.cuda_staged, 1);
-    refused(why);
+    refused(why, for_good);
   };
   const auto show = [&](const DeviceOperand& operand, std::byte* address) {
     job.operands.push_back(operand);
@@ -141,6 +140,7 @@ std::unique_ptr<Algorithm> DevicePlanner::ipc_plan(const std::vector<OperationPt
   }
   job.rounds_otherwise = otherwise;
   rounds = rounds_of(job, team.stage, team.size());
+  add(from_.stats.cuda_ipc, 1);
   return ipc(team, std::move(job));
 }
 

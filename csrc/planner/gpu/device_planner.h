@@ -41,7 +41,7 @@ class DevicePlanner {
  private:
   void log_path(const Entry& entry);
   void pin_stage(Team& team);
-  std::function<void(const std::string&)> on_refusal();
+  IpcJob::Refused on_refusal();
   std::unique_ptr<Algorithm> ipc_plan(const std::vector<OperationPtr>& members, const Team& team, size_t& rounds);
   // library_plans.cc
   std::unique_ptr<Algorithm> nccl_plan(const std::vector<OperationPtr>& members, Team team);

@@ -25,7 +25,6 @@ bool nccl_knows(const Operation& operation, int size) {
 
 std::unique_ptr<Algorithm> DevicePlanner::nccl_plan(const std::vector<OperationPtr>& members, Team team) {
   Operation& first = *members.front();
-  add(from_.stats.cuda_nccl, 1);
   if (nccl_ == nullptr) {
     const auto library = from_.gpu.nccl();
     if (library == nullptr) throw UnavailableError(from_.where(first) + ": this rank has no NCCL");
@@ -42,6 +41,7 @@ std::unique_ptr<Algorithm> DevicePlanner::nccl_plan(const std::vector<OperationP
   } else {
     job = nccl_exchange(exchange_job(from_, first), from_.rank, from_.size());
   }
+  add(from_.stats.cuda_nccl, 1);
   return nccl_path(nccl_, std::move(team), std::move(job));
 }
 
@@ -58,13 +58,13 @@ void DevicePlanner::close_nccl() {
 std::unique_ptr<Algorithm> DevicePlanner::mpi_plan(const std::vector<OperationPtr>& members, Team team) {
   Operation& first = *members.front();
   Device& device = *from_.gpu.device();
-  add(from_.stats.cuda_mpi, 1);
   if (scratch_ == nullptr) scratch_ = std::make_unique<ScratchMemory>(device);
   const auto scratch = [this](size_t nbytes) { return scratch_->get(nbytes); };
   DevicePhases phases =
       first.kind == Kind::kAllreduce
           ? message_allreduce(allreduce_jobs(members, from_.size()), from_.rank, from_.size(), scratch)
           : message_exchange(exchange_job(from_, first), from_.rank, from_.size(), scratch);
+  add(from_.stats.cuda_mpi, 1);
   return message_path(device, from_.gpu.device_messages(), from_.world_ranks, from_.id, std::move(team),
                       std::move(phases));
 }
