@@ -44,10 +44,11 @@ def mistakes() -> None:
             rr.allgather(gpu.array(np.float32(1), stream))
         with pytest.raises(rr.InvalidArgumentError, match="how unnamed operations on GPU memory are called"):
             rr.allreduce(device, name="device.allreduce.0")
-        early = coming(np.ones(4), stream)
+        early, gate = coming(np.ones(4), stream), stream.gate()
         first = rr.allreduce_async_(early, name="twice")
         with pytest.raises(rr.InvalidArgumentError, match="same name"):
             rr.allreduce_async_(early, name="twice")
+        gate.open()
         first.wait()
         for change, text in [
             ({"mask": device}, "mask"),
