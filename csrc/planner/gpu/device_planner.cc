@@ -28,8 +28,11 @@ std::unique_ptr<Algorithm> DevicePlanner::plan(const Entry& entry, const std::ve
       return nccl_plan(members, std::move(team));
     case Algo::kMpi:
       return mpi_plan(members, std::move(team));
-    case Algo::kStaged:
-      return in_host_memory(members, team, rounds);
+    case Algo::kStaged: {
+      std::unique_ptr<Algorithm> algorithm = in_host_memory(members, team, rounds);
+      add(from_.stats.cuda_staged, 1);
+      return algorithm;
+    }
     default:
       throw InternalError(from_.where(*members.front()) +
                           ": no such path yet: " + rr::name(static_cast<Algo>(entry.algorithm)));

@@ -1,7 +1,7 @@
 #include "transport/tcp/attempts.h"
 
+#include <poll.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 
@@ -22,10 +22,10 @@ size_t unproven_most(size_t size) {
   return std::clamp<size_t>(static_cast<size_t>(limit.rlim_cur) / kDescriptorsPerUnproven, 1, wanted);
 }
 
-// If this process was stopped, what has come meanwhile is not read yet.
+// If this process was stopped, what has come meanwhile is not read yet. An error of the socket's is left where it is.
 bool has_more_to_read(int fd) {
-  std::byte one;
-  return ::recv(fd, &one, sizeof one, MSG_PEEK | MSG_DONTWAIT) >= 0;
+  pollfd look = {fd, POLLIN, 0};
+  return ::poll(&look, 1, 0) > 0;
 }
 
 }  // namespace

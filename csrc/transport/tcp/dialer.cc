@@ -12,6 +12,7 @@
 namespace rr {
 namespace {
 
+constexpr int kLeastUnproven = 5;
 constexpr int64_t kRedialNs = 50'000'000;  // after the first attempt that was dropped; doubled up to
 constexpr int64_t kRedialMostNs = 400'000'000;
 
@@ -40,10 +41,10 @@ std::optional<std::string> Dialer::failed(const ConnectionPtr& connection, const
   Tries& tries = tries_[{connection->peer, connection->channel}];
   if (failure.has_answer) tries.unanswered_since_ns = 0;
   if (!failure.has_answer && tries.unanswered_since_ns == 0) tries.unanswered_since_ns = failure.began_ns;
-  if (failure.is_proven) tries.unproven_since_ns = 0;
-  if (failure.has_answer && !failure.is_proven && tries.unproven_since_ns == 0)
-    tries.unproven_since_ns = failure.began_ns;
-  const bool is_stranger = failure.has_answer && !failure.is_proven &&
+  // By the ends of several: one that was stopped for a minute before it said anything, or whose peer was, says nothing.
+  if (failure.is_proven) tries.unproven = 0;
+  if (failure.has_answer && !failure.is_proven && tries.unproven++ == 0) tries.unproven_since_ns = now;
+  const bool is_stranger = failure.has_answer && tries.unproven >= kLeastUnproven &&
                            now - tries.unproven_since_ns >= unproven_lost_after_ms_ * int64_t{1'000'000};
   // Refused is no answer: the peer may have ended, or a packet filter refuses what only the peer may begin.
   const bool is_lost = !failure.has_answer && (failure.has_timed_out || now - tries.unanswered_since_ns >=

@@ -50,7 +50,8 @@ class Dialer {
   struct Tries {
     int count = 0;
     int64_t unanswered_since_ns = 0;  // 0: the peer has answered the last one
-    int64_t unproven_since_ns = 0;    // 0: nobody has answered, or who has the job's key has
+    int unproven = 0;                 // ends of connections by who has not shown the job's key, in a row
+    int64_t unproven_since_ns = 0;    // the first of them
   };
   struct Redial {
     ConnectionPtr connection;

@@ -31,7 +31,7 @@ OwnedFd Listener::accept() {
     const int error = errno;
     // Linux looks for a descriptor before it looks whether somebody has come.
     if (lacks_room(error) && is_awaited(socket_.get())) {
-      has_no_room(error);
+      refuse(error);
     } else {
       pause();
       refusal_.reset();
@@ -41,6 +41,16 @@ OwnedFd Listener::accept() {
 }
 
 void Listener::has_no_room(int error) {
+  refuse(error);
+  has_turned_away_ = true;
+}
+
+void Listener::has_room() {
+  refusal_.reset();
+  has_turned_away_ = false;
+}
+
+void Listener::refuse(int error) {
   pause();
   refusal_ = Refusal{refusal_ ? refusal_->attempts + 1 : 1, error};
 }
@@ -54,7 +64,8 @@ void Listener::resume() {
   if (!socket_ || !is_paused_) return;
   is_paused_ = false;
   events_.change(socket_.get(), EPOLLIN);
-  if (!is_awaited(socket_.get())) refusal_.reset();  // who had come has gone
+  // Who had come has gone, unless it was sent away: it comes again.
+  if (!has_turned_away_ && !is_awaited(socket_.get())) refusal_.reset();
 }
 
 void Listener::close() {

@@ -26,17 +26,19 @@ class Listener {
   };
   const std::optional<Refusal>& refusal() const { return refusal_; }  // empty: all are accepted
   // The last one that accept() has returned was of use; or it could not be kept, for this error.
-  void has_room() { refusal_.reset(); }
+  void has_room();
   void has_no_room(int error);
   void resume();
   void close();
 
  private:
+  void refuse(int error);
   void pause();
 
   OwnedFd socket_;
   Epoll& events_;
   bool is_paused_ = false;
+  bool has_turned_away_ = false;  // since the last one of use
   std::optional<Refusal> refusal_;
 };
 
