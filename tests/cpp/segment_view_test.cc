@@ -21,6 +21,14 @@ uint64_t stat(const SegmentView::Rank& rank, const std::string& name) {
   throw std::runtime_error("no counter " + name);
 }
 
+// As the first rank does when the ranks of one host have met.
+void identify(SegmentIdentity& identity, int size) {
+  identity.layout = layout_hash();
+  identity.size = size;
+  identity.hosts = 1;
+  identity.magic.store(SegmentIdentity::kMagic);
+}
+
 TEST_CASE("segment view: a rank that waits says in which operation and for whom, one that computes does not") {
   const Environment environment = {{"RINGREDUCE_LATE_WARNING", "0"}};
   CHECK_NOTHROW(run_ranks(3, [](Rank& rank) {
@@ -141,10 +149,7 @@ TEST_CASE("segment view: what is no job's memory is refused") {
     Fd fd = create_memfd("ringreduce.test", ControlSegment::nbytes(2, 16));
     const Mapping mapping(fd.get(), OnFork::kDrop);
     auto& identity = *reinterpret_cast<SegmentIdentity*>(mapping.data());
-    identity.layout = layout_hash();
-    identity.size = 2;
-    identity.hosts = 1;
-    identity.magic.store(SegmentIdentity::kMagic);
+    identify(identity, 2);
     change(identity);
     return fd;
   };
@@ -174,11 +179,7 @@ TEST_CASE("segment view: what is no job's memory is refused") {
 TEST_CASE("segment view: what a rank has said of another wait is not told of this one") {
   const Fd fd = create_memfd("ringreduce.test", ControlSegment::nbytes(2, 16));
   const ControlSegment control = ControlSegment::map(fd.get(), 2);
-  SegmentIdentity& identity = control.identity();
-  identity.layout = layout_hash();
-  identity.size = 2;
-  identity.hosts = 1;
-  identity.magic.store(SegmentIdentity::kMagic);
+  identify(control.identity(), 2);
   SegmentView view(fd.get());
   control.line(0).attendance.store(Attendance::kPresent);
   control.wait_line(0).slot = WaitLine::kOther;
@@ -198,11 +199,7 @@ TEST_CASE("segment view: what a rank has said of another wait is not told of thi
 TEST_CASE("segment view: who is late is not told once nobody looks any more") {
   const Fd fd = create_memfd("ringreduce.test", ControlSegment::nbytes(2, 16));
   const ControlSegment control = ControlSegment::map(fd.get(), 2);
-  SegmentIdentity& identity = control.identity();
-  identity.layout = layout_hash();
-  identity.size = 2;
-  identity.hosts = 1;
-  identity.magic.store(SegmentIdentity::kMagic);
+  identify(control.identity(), 2);
   SegmentView view(fd.get());
   CHECK(view.read().unsampled_s == 0);  // the job begins
   LateText told = {};
@@ -232,11 +229,8 @@ TEST_CASE("segment view: garbage is read, and is nothing worse") {
     const Mapping mapping(fd.get(), OnFork::kDrop);
     std::memset(mapping.data(), byte, 1 << 20);
     auto& identity = *reinterpret_cast<SegmentIdentity*>(mapping.data());
-    identity.layout = layout_hash();
-    identity.size = 4;
-    identity.hosts = 1;
     identity.host = 0;
-    identity.magic.store(SegmentIdentity::kMagic);
+    identify(identity, 4);
     SegmentView view(fd.get());
     const SegmentView::Snapshot seen = view.read();
     CHECK(seen.ranks.size() == 4);

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from deadlines import HANG_S, SOON_S
-from processes import asleep
+from interrupts import interrupt_rank_0
 from ranks import clean_environment, receive_from_test, run_ranks, send_to_test, start_ranks
 
 RINGRUN = [sys.executable, "-m", "ringreduce.launch.ringrun"]
@@ -68,11 +68,7 @@ WITHDRAWN = ["large", "large in place", "large reducescatter", "large grouped", 
 @pytest.mark.parametrize("where", ["small", "small named", *WITHDRAWN, "large wait", "barrier", "recv", "large send"])
 def test_ctrl_c_in_a_blocked_call(where: str) -> None:
     with start_ranks(blocked, 2, args=(where,)) as job:
-        assert job.receive(0) == "blocking"
-        asleep(job.procs[0].pid)
-        sent = job.kill(0, signal.SIGINT)
-        assert job.receive(0) == "interrupted"
-        job.send(1)
+        sent = interrupt_rank_0(job)
         first, second = job.wait()
         assert first.value is not None, job.report()
         assert second.value is not None, job.report()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from processes import asleep
+from interrupts import interrupt_rank_0
 from ranks import receive_from_test, send_to_test, start_ranks
 
 COUNT = 1 << 15
@@ -56,11 +55,7 @@ def interrupted(where: str) -> Any:
 @pytest.mark.parametrize("where", ["all_reduce", "broadcast", "reduce_scatter", "all_gather"])
 def test_an_interrupted_call_is_withdrawn(where: str) -> None:
     with start_ranks(interrupted, 2, args=(where,)) as job:
-        assert job.receive(0) == "blocking"
-        asleep(job.procs[0].pid)
-        job.kill(0, signal.SIGINT)
-        assert job.receive(0) == "interrupted"
-        job.send(1)
+        interrupt_rank_0(job)
         first, second = job.wait()
         assert first.value is not None, job.report()
         assert second.value is not None, job.report()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import signal
 from typing import Any
 
 import pytest
-from processes import asleep
+from interrupts import interrupt_rank_0
 from ranks import receive_from_test, run_ranks, send_to_test, start_ranks
 
 torch = pytest.importorskip("torch")
@@ -155,11 +154,7 @@ def interrupted(at: int, where: str, shard_step: bool) -> list[str]:
 )
 def test_ctrl_c_in_a_step(at: int, where: str, shard_step: bool) -> None:
     with start_ranks(interrupted, 2, args=(at, where, shard_step)) as job:
-        assert job.receive(0) == "blocking"
-        asleep(job.procs[0].pid)
-        job.kill(0, signal.SIGINT)
-        assert job.receive(0) == "interrupted"
-        job.send(1)
+        interrupt_rank_0(job)
         first, second = job.wait()
     assert first.error is None, first
     if at == 0 or where == "goes on":
