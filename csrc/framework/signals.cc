@@ -19,6 +19,7 @@ struct Watched {
   int number;
   const char* name;
   struct sigaction before = {};  // the handler that ours calls
+  bool is_armed = false;         // there is one
   std::atomic<uint32_t> count{0};
   std::atomic<int64_t> last_ns{0};
   Watched(int of, const char* text) : number(of), name(text) {}
@@ -42,6 +43,22 @@ extern "C" void on_signal(int number, siginfo_t* info, void* context) {
   }
 }
 
+bool have_same_handler(const struct sigaction& one, const struct sigaction& other) {
+  const bool takes_info = (one.sa_flags & SA_SIGINFO) != 0;
+  if (takes_info != ((other.sa_flags & SA_SIGINFO) != 0)) return false;
+  return takes_info ? one.sa_sigaction == other.sa_sigaction : one.sa_handler == other.sa_handler;
+}
+
+// A handler that stands where ours was: Python has set its own again, which is the same for all signals; or C code has
+// put one in front of ours, which may call ours (faulthandler.register(chain=True) does). In front of the latter, ours
+// would call it, and it ours, until the stack ends.
+bool is_pythons(const struct sigaction& handler) {
+  for (const Watched& one : watched) {
+    if (one.is_armed && have_same_handler(one.before, handler)) return true;
+  }
+  return false;
+}
+
 // In front of a handler that is there: what a signal without one does, or that it is ignored, stays as it is.
 void arm() {
   static auto& mutex = never_destroyed<std::mutex>();
@@ -51,7 +68,9 @@ void arm() {
     if (::sigaction(one.number, nullptr, &now) != 0) continue;
     const bool takes_info = (now.sa_flags & SA_SIGINFO) != 0;
     if (takes_info ? now.sa_sigaction == on_signal : now.sa_handler == SIG_DFL || now.sa_handler == SIG_IGN) continue;
+    if (one.is_armed && !is_pythons(now)) continue;
     one.before = now;
+    one.is_armed = true;
     now.sa_sigaction = on_signal;
     now.sa_flags |= SA_SIGINFO;
     ::sigaction(one.number, &now, nullptr);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
+import os
 import signal
 import sys
 import time
@@ -111,6 +113,34 @@ def waits(where: str) -> str:
     close(hvd.allgather(tf.constant([float(rank)])), [0.0, 1.0])
     hvd.shutdown()
     return "done"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_handler_in_c_that_calls_the_one_before_it(number: int) -> None:
+    with start_ranks(has_a_chaining_handler, 1, args=(number,), env=ENV) as job:
+        (result,) = job.wait()
+    assert result.value == [number, number, number], job.report()
+
+
+def has_a_chaining_handler(number: int) -> list[int]:
+    tf = tensorflow_ranks.start()
+    import ringreduce.tensorflow as hvd
+
+    hvd.init()
+    came: list[int] = []
+    signal.signal(number, lambda number, _: came.append(number))
+    hvd.allreduce(tf.ones(3))
+    with open(os.devnull, "w") as nowhere:
+        faulthandler.register(number, chain=True, file=nowhere)
+        hvd.allreduce(tf.ones(3))
+        os.kill(os.getpid(), number)
+        faulthandler.unregister(number)  # gives back the handler that it found
+        os.kill(os.getpid(), number)
+        signal.signal(number, lambda number, _: came.append(number))
+        hvd.allreduce(tf.ones(3))
+        os.kill(os.getpid(), number)
+    hvd.shutdown()
+    return came
 
 
 def interrupted(*_: Any) -> None:
