@@ -100,7 +100,12 @@ void bind_context(py::module_& m) {
             return copy_on_gpu({c, std::shared_ptr<Group>(c, &c->world())}, src, dst);
           },
           py::arg("src"), py::arg("dst"))
-      .def("forget_after_fork", &Context::forget_after_fork)
+      .def("forget_after_fork",
+           [](Context& context) {
+             WithoutGil::forget_after_fork();
+             forget_trash_after_fork();
+             context.forget_after_fork();
+           })
       .def_property_readonly("gpu",
                              [](const Context& c) -> std::optional<int> {
                                if (c.gpu().device() == nullptr) return std::nullopt;

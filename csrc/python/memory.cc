@@ -91,10 +91,16 @@ TensorView view_of(py::handle object, bool writable, Held& held) {
   return view;
 }
 
-Trash& trash() {
-  static auto& instance = never_destroyed<Trash>();
+namespace {
+Trash*& current_trash() {
+  static Trash* instance = &never_destroyed<Trash>();
   return instance;
 }
+}  // namespace
+
+Trash& trash() { return *current_trash(); }
+void forget_trash_after_fork() { current_trash() = &never_destroyed<Trash>(); }
+
 std::shared_ptr<SegmentRegistry> registry() {
   static auto& instance = never_destroyed<std::shared_ptr<SegmentRegistry>>(std::make_shared<SegmentRegistry>());
   return instance;

@@ -65,6 +65,8 @@ struct Trash {
 };
 
 Trash& trash();
+// In a forked child: a thread that the child does not have may have held the lock.
+void forget_trash_after_fork();
 // The registered memory of this process.
 std::shared_ptr<SegmentRegistry> registry();
 // What an operation keeps until it has finished; `held` then goes to the trash.

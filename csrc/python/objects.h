@@ -67,6 +67,9 @@ class WithoutGil {
   WithoutGil(const WithoutGil&) = delete;
   WithoutGil& operator=(const WithoutGil&) = delete;
 
+  // In a forked child, which has this thread only.
+  static void forget_after_fork() { inside_.store(own_); }
+
   // Whether this thread is inside a call from Python, which has given up the GIL.
   static bool is_inside() { return own_ > 0; }
 

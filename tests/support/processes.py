@@ -50,12 +50,15 @@ def _kill_session(leader: subprocess.Popen[str]) -> None:
     os.killpg(leader.pid, signal.SIGKILL)
 
 
-def asleep(pid: int) -> None:
-    """Waits until the process's main thread sleeps in the kernel, as a blocked call does between two looks."""
+def asleep(pid: int, thread: int | None = None) -> None:
+    """Waits until a thread of the process, by default its main one, sleeps in the kernel.
+
+    A blocked call sleeps there between two looks.
+    """
     deadline = time.monotonic() + HANG_S
     futex = 0
     while futex < 3:
         assert time.monotonic() < deadline
-        with open(f"/proc/{pid}/wchan") as wchan:
+        with open(f"/proc/{pid}/task/{thread or pid}/wchan") as wchan:
             futex = futex + 1 if "futex" in wchan.read() else 0
         time.sleep(0.01)

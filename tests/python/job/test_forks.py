@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -12,8 +13,8 @@ import numpy as np
 import pytest
 from deadlines import SOON_S
 from kills import survivors
-from processes import completed
-from ranks import clean_environment, run_ranks, send_to_test, start_ranks
+from processes import asleep, completed
+from ranks import clean_environment, receive_from_test, run_ranks, send_to_test, start_ranks
 
 
 def loads_data() -> Any:
@@ -138,6 +139,46 @@ def test_children_are_no_ranks_and_hold_nothing() -> None:
         assert "ringreduce" not in texts[7]
         assert "socket" not in texts[7]
         assert texts[8:] == ["3.0", "3.0"]
+
+
+def forks_beside_a_call() -> str:
+    import ringreduce as rr
+
+    rr.init()
+    if rr.rank() == 1:
+        receive_from_test()
+        rr.send(np.ones(3), 0)
+        rr.shutdown()
+        return ""
+    received = np.zeros(3)
+    waiting = threading.Thread(target=rr.recv, args=(received, 1))
+    waiting.start()
+    assert waiting.native_id is not None
+    asleep(os.getpid(), waiting.native_id)
+
+    def has_a_job_of_its_own() -> float:
+        for name in [name for name in os.environ if name.startswith(("RINGREDUCE_", "HOROVOD_"))]:
+            del os.environ[name]
+        rr.init(rank=0, size=1)
+        rr.allreduce(np.ones(3))
+        began = time.monotonic()
+        rr.shutdown()
+        return time.monotonic() - began
+
+    text = in_child(has_a_job_of_its_own)
+    send_to_test("forked")
+    waiting.join()
+    assert received.tolist() == [1, 1, 1]
+    rr.shutdown()
+    return text
+
+
+def test_a_forked_child_does_not_wait_for_its_parents_threads() -> None:
+    with start_ranks(forks_beside_a_call, 2) as job:
+        assert job.receive(0) == "forked"
+        job.send(1)
+        first, _ = job.wait()
+    assert float(first.value) < 4, "shutdown() waits 5 s for threads that are inside calls"
 
 
 def in_later_child(work: Any) -> Any:
