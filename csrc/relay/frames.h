@@ -161,10 +161,10 @@ class FrameParser {
 class FrameReader {
  public:
   void set_sender(std::string sender) { sender_ = std::move(sender); }
-  // Has pull(bytes, nbytes) fill in what has come.
+  static constexpr size_t kAtOnce = 64 << 10;
+  // Has pull(bytes, nbytes) fill in what has come, at most kAtOnce bytes. Returns how many.
   template <class Pull>
-  bool fill(Pull pull) {
-    constexpr size_t kAtOnce = 64 << 10;
+  size_t fill(Pull pull) {
     if (done_ != 0 && (done_ == filled_ || done_ > kAtOnce)) {
       std::memmove(bytes_.data(), bytes_.data() + done_, filled_ - done_);
       filled_ -= done_;
@@ -174,7 +174,7 @@ class FrameReader {
     if (bytes_.size() < filled_ + kAtOnce) bytes_.resize(filled_ + kAtOnce);
     const size_t come = pull(bytes_.data() + filled_, kAtOnce);
     filled_ += come;
-    return come != 0;
+    return come;
   }
   // Hands whole frames to use(parser) until it returns false: that frame will be handed out again.
   template <class Use>

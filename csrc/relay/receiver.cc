@@ -11,9 +11,11 @@ bool Receiver::receive() {
   bool moved = false;
   parts_.links.for_each([&](int host) {
     LeaderConnection& connection = parts_.links[host];
-    while (connection.in.nbytes_left() < kAhead &&
-           connection.in.fill([&](std::byte* bytes, size_t nbytes) { return connection.link->pull(bytes, nbytes); }))
-      moved = true;
+    size_t come = FrameReader::kAtOnce;
+    while (come == FrameReader::kAtOnce && connection.in.nbytes_left() < kAhead) {  // fewer: there are no more
+      come = connection.in.fill([&](std::byte* bytes, size_t nbytes) { return connection.link->pull(bytes, nbytes); });
+      moved |= come != 0;
+    }
     moved |= connection.in.parse([&](FrameParser& frame) {
       if (!apply(host, frame)) return false;
       frame.end();

@@ -83,6 +83,8 @@ class RecordReader {
   bool next();
   // Reads what has arrived, without waiting. What recv(2) returns; EINTR is dealt with.
   ssize_t receive(int fd);
+  // Whether it would have taken more.
+  bool has_room() const { return arrived_ < scratch_.size(); }
   // Of what receive() reads. Off at first.
   ArrivalTimes& times() { return times_; }
   const ArrivalTimes& times() const { return times_; }
