@@ -181,7 +181,7 @@ void MpiCommunicator::ended(const MpiMessagePtr& message, const MpiDone& how) {
                         std::to_string(envelope.peer) + ", tag " + std::to_string(envelope.tag) + ",");
   } catch (const Error&) {
     message->failure = std::current_exception();
-    throw;
+    if (unheard_ == nullptr) unheard_ = message->failure;
   }
 }
 
@@ -196,15 +196,7 @@ void MpiCommunicator::sweep() {
   for (const MpiMessagePtr& message : pending_) requests_.push_back(message->request);
   const int code = library_->test_some(requests_, done_);
   const std::vector<MpiMessagePtr> messages = done_.empty() ? std::vector<MpiMessagePtr>() : pending_;
-  std::exception_ptr first;
-  for (const MpiDone& done : done_) {
-    try {
-      ended(messages[done.index], done);
-    } catch (const Error&) {
-      if (first == nullptr) first = std::current_exception();
-    }
-  }
-  if (first != nullptr) std::rethrow_exception(first);
+  for (const MpiDone& done : done_) ended(messages[done.index], done);
   // Otherwise the code says that a message has failed which nobody wants any more.
   const auto has_failed = [](const MpiDone& done) { return done.code != 0; };
   if (std::none_of(done_.begin(), done_.end(), has_failed)) check(code, "MPI_Testsome");
@@ -216,18 +208,21 @@ void MpiCommunicator::throw_unheard() {
   if (unheard_ != nullptr) std::rethrow_exception(std::exchange(unheard_, nullptr));
 }
 
+// The failure of another message is for who tests that one, or for progress(): the caller's peer has not failed.
 bool MpiCommunicator::test(const MpiMessagePtr& message) {
   const std::lock_guard<std::mutex> lock(library_->mutex());
-  if (message->failure != nullptr) std::rethrow_exception(message->failure);
-  if (message->state == State::kIdle) return true;
-  require_open();
-  if (is_stale()) sweep();
-  return message->state == State::kIdle;
+  const bool is_looked_at = message->failure == nullptr && message->state != State::kIdle;
+  if (is_looked_at) require_open();
+  if (is_looked_at && is_stale()) sweep();
+  if (message->failure == nullptr) return message->state == State::kIdle;
+  if (unheard_ == message->failure) unheard_ = nullptr;
+  std::rethrow_exception(message->failure);
 }
 
 void MpiCommunicator::withdraw(const MpiMessagePtr& message) noexcept {
   if (::getpid() != owner_) return;
   const std::lock_guard<std::mutex> lock(library_->mutex());
+  if (message->failure != nullptr && unheard_ == message->failure) unheard_ = nullptr;
   if (message->state != State::kReceiving) return;
   try {
     require_open();
@@ -240,7 +235,7 @@ void MpiCommunicator::withdraw(const MpiMessagePtr& message) noexcept {
   try {
     sweep();
   } catch (const Error&) {
-    unheard_ = std::current_exception();  // another message's
+    if (unheard_ == nullptr) unheard_ = std::current_exception();
   }
 }
 
@@ -250,6 +245,7 @@ bool MpiCommunicator::progress() {
   if (sending_ + withdrawn_ == 0) return false;
   require_open();
   if (is_stale()) sweep();
+  throw_unheard();
   return sending_ != 0;
 }
 
@@ -273,9 +269,11 @@ bool MpiCommunicator::drain(std::unique_lock<std::mutex>& lock, double drain_s) 
   };
   check_finalized();
   sweep();
+  throw_unheard();
   while (!pending_.empty()) {
     if (!waits()) return false;
     sweep();
+    throw_unheard();
   }
   if (drain_s <= 0) return false;
   // Until all ranks have come to this point, or time is up. A rank that is alone in MPI_Finalize no longer helps the

@@ -72,12 +72,13 @@ class MpiCommunicator {
   void send(const MpiMessagePtr& message, size_t nbytes, int peer, int tag, bool synchronous);
   void receive(const MpiMessagePtr& message, int peer, int tag);
   // True when MPI does not have the message (any more): its memory is the caller's. Throws for one that has failed,
-  // each time: one look at all messages may find several failures, and throws the first.
+  // each time, and for no other.
   bool test(const MpiMessagePtr& message);
   // Gives up a receive. If it cannot be withdrawn at once, its memory is kept for as long as MPI may write there.
   void withdraw(const MpiMessagePtr& message) noexcept;
 
-  // Lets MPI work on all that is sent. True while some of it is on its way.
+  // Lets MPI work on all that is sent. True while some of it is on its way. Throws the first failure of a message that
+  // nobody has tested since.
   bool progress();
 
   // Takes back what is to be received, waits up to drain_s seconds for what is on its way and for the other ranks to
@@ -118,7 +119,7 @@ class MpiCommunicator {
   std::vector<MpiMessagePtr> pending_;  // whatever MPI has; each knows its place
   size_t sending_ = 0;                  // of them
   size_t withdrawn_ = 0;
-  std::exception_ptr unheard_;      // a failure that a look found whose caller could not throw
+  std::exception_ptr unheard_;      // a failure of which test() has not told yet
   std::vector<uint64_t> sent_;      // messages, by peer
   std::vector<uint64_t> received_;  // likewise
   int64_t swept_ns_ = 0;
