@@ -5,9 +5,9 @@
 #include "doctest/doctest.h"
 #include "ranks.h"
 #include "tcp_ranks.h"
-#include "transport/tcp/attempts.h"
-#include "transport/tcp/dialer.h"
-#include "transport/tcp/listener.h"
+#include "transport/tcp/opening/attempts.h"
+#include "transport/tcp/opening/dialer.h"
+#include "transport/tcp/opening/listener.h"
 
 namespace rr::test {
 namespace {

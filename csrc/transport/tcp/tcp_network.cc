@@ -19,12 +19,10 @@
 #include "os/tcp/tcp_options.h"
 #include "os/thread.h"
 #include "transport/tcp/arrivals.h"
-#include "transport/tcp/attempts.h"
 #include "transport/tcp/closings.h"
 #include "transport/tcp/connections.h"
-#include "transport/tcp/dialer.h"
 #include "transport/tcp/heartbeats.h"
-#include "transport/tcp/listener.h"
+#include "transport/tcp/opening/opener.h"
 #include "transport/tcp/tcp_link.h"
 
 namespace rr {
@@ -37,7 +35,6 @@ constexpr int64_t kBeatNs = Heartbeats::kPauseMs * kMs;
 constexpr int kDataAgainMs = 2000;
 constexpr int64_t kLookNs = 1'000 * kMs;   // between two looks at what is acknowledged of data
 constexpr int64_t kLeaveNs = 1'000 * kMs;  // when the network ends, dropped connections have so long
-constexpr const char* kLate = "no answer. Does a packet filter drop what is sent there?";
 // leave() waits so long for the thread to say farewell. To a peer whose connection is not there yet it is said later,
 // until so long after leave() as a peer that is not heard of is lost.
 constexpr std::chrono::milliseconds kFarewellWait(100);
@@ -71,17 +68,9 @@ class TcpReader final : public TcpNetwork, public std::enable_shared_from_this<T
   void look_at_requests();
   void look_at_clock();
   int pause_ms() const;
-  void dial(const ConnectionPtr& connection);
-  void look_at(std::optional<Attempts::Ended> ended);
-  void accept();
-  void opened(Attempt& attempt);
-  void use(Attempt& attempt, TcpConnection& connection);
-  void failed(const ConnectionPtr& connection, const Dialer::Failure& failure);
+  void use(TcpConnection& connection, OwnedFd socket, const Session& session);
   void fail(const ConnectionPtr& connection, const std::string& why);
-  void fail_those_that_cannot_be_accepted(int64_t now_ns);
-  std::string more_descriptors(int error) const;
   void drop(const ConnectionPtr& connection);
-  void warn_of_silent(int64_t now_ns);
   void tell(const Heartbeats::News& news);
   void leave_when_all_are_told();
   void end_leaving();
@@ -91,7 +80,6 @@ class TcpReader final : public TcpNetwork, public std::enable_shared_from_this<T
   const int size_;
   const int lost_after_ms_;
   const int data_lost_after_ms_;
-  const Handshakes handshakes_;
   Connections connections_;
   Guarded<std::vector<LostRank>> lost_;         // not yet told of
   Guarded<std::vector<std::string>> warnings_;  // likewise
@@ -104,9 +92,7 @@ class TcpReader final : public TcpNetwork, public std::enable_shared_from_this<T
   Epoll events_;  // of everything but the links' connections
   Arrivals arrivals_;
 
-  Listener listener_;
-  Attempts attempts_;
-  Dialer dialer_;
+  Opener opener_;
   Closings closings_;
   Heartbeats heartbeats_;
   int64_t beat_ns_ = 0;
@@ -126,26 +112,18 @@ void keep_alive(int fd, int lost_after_ms) {
   if (!retransmit_steadily(fd, kDataAgainMs) || !probe_when_idle(fd, half, half)) check_sys(-1, "setsockopt, data");
 }
 
-// By rank.
-std::vector<bool> who_is_encrypted(Encrypt encrypt, const std::vector<TcpAddress>& addresses) {
-  std::vector<bool> who;
-  for (const TcpAddress& address : addresses) {
-    who.push_back(encrypt == Encrypt::kOn || (encrypt == Encrypt::kAuto && !address.is_private()));
-  }
-  return who;
-}
-
 TcpReader::TcpReader(TcpOptions options)
     : rank_(options.rank),
       size_(static_cast<int>(options.addresses.size())),
       lost_after_ms_(options.lost_after_ms),
       data_lost_after_ms_(options.data_lost_after_ms),
-      handshakes_(options.key, rank_, size_, who_is_encrypted(options.encrypt, options.addresses)),
       wake_(OwnedFd::from([] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); })),
       arrivals_(events_, [this] { wake(); }),
-      listener_(OwnedFd(std::move(options.listener)), events_),
-      attempts_(handshakes_, rank_, options.addresses.size(), data_lost_after_ms_, connections_, events_),
-      dialer_(rank_, std::move(options.addresses), lost_after_ms_, data_lost_after_ms_, options.unproven_lost_after_ms),
+      opener_(std::move(options), connections_, events_,
+              {[this](TcpConnection& connection, OwnedFd socket, const Session& session) {
+                 use(connection, std::move(socket), session);
+               },
+               [this](const ConnectionPtr& connection, const std::string& why) { fail(connection, why); }}),
       heartbeats_(rank_, lost_after_ms_, events_) {
   check_sys(wake_.get(), "eventfd");
   events_.add(wake_.get(), EPOLLIN);
@@ -233,25 +211,12 @@ void TcpReader::look_at(int fd) {
     if (::read(fd, &times, sizeof times) < 0 && errno != EAGAIN && errno != EINTR) check_sys(-1, "read(eventfd)");
   } else if (arrivals_.has(fd)) {
     if (arrivals_.look()) ring();
-  } else if (listener_.has(fd)) {
-    accept();
-  } else if (attempts_.has(fd)) {
-    look_at(attempts_.step(fd));
   } else if (heartbeats_.has(fd)) {
     Heartbeats::News news;
     heartbeats_.look(fd, news);
     tell(news);
-  }
-}
-
-void TcpReader::accept() {
-  for (int accepted = 0; accepted < Listener::kAcceptsAtOnce; ++accepted) {
-    OwnedFd socket = listener_.accept();
-    if (!socket) return;
-    const int fd = socket.get();
-    if (!attempts_.accepted(std::move(socket))) return listener_.has_no_room(errno);
-    listener_.has_room();
-    look_at(attempts_.step(fd));  // what it has said already counts for it when room is needed
+  } else {
+    opener_.look_at(fd);
   }
 }
 
@@ -260,7 +225,7 @@ void TcpReader::look_at_requests() {
   for (const ConnectionPtr& one : asked.to_dial) {
     const bool is_wanted = one->state.load() == TcpConnection::State::kWanted;
     if (is_wanted && one->channel == Heartbeats::kChannel) heartbeats_.expect(one->peer);
-    dial(one);
+    opener_.dial(one);
   }
   for (const ConnectionPtr& one : asked.to_drop) drop(one);
   if (is_leaving_.load() && !has_left_) leave_when_all_are_told();
@@ -274,12 +239,12 @@ void TcpReader::leave_when_all_are_told() {
 }
 
 void TcpReader::end_leaving() {
-  listener_.close();
+  opener_.close();
   if (!std::exchange(has_left_, true)) farewell_.set_value();
 }
 
 int TcpReader::pause_ms() const {
-  int64_t next_ns = std::min(dialer_.next_due_ns(), attempts_.next_late_ns());
+  int64_t next_ns = opener_.next_due_ns();
   if (!has_left_) next_ns = std::min(next_ns, leave_until_ns_ != 0 ? leave_until_ns_ : beat_ns_ + kBeatNs);
   if (!closings_.empty()) next_ns = std::min(next_ns, now_ns() + Closings::kLookNs);
   if (next_ns == INT64_MAX) return -1;
@@ -293,77 +258,36 @@ void TcpReader::look_at_clock() {
     Heartbeats::News news;
     heartbeats_.send(news);
     tell(news);
-    listener_.resume();
+    opener_.resume();
   }
   if (!has_left_ && now - looked_ns_ >= kLookNs) {
     looked_ns_ = now;
     connections_.end_silent(data_lost_after_ms_);
     for (const ConnectionPtr& one : connections_.useless()) drop(one);
-    fail_those_that_cannot_be_accepted(now);
+    opener_.fail_those_that_cannot_be_accepted(now);
   }
-  for (const ConnectionPtr& one : dialer_.take_due(now)) dial(one);
-  for (Attempts::Ended& late : attempts_.take_late(now)) look_at(std::move(late));
-  warn_of_silent(now);
+  opener_.look_at_clock(now);
+  tell({{}, opener_.new_warnings(now)});
   closings_.look();
 }
 
-void TcpReader::dial(const ConnectionPtr& connection) {
-  if (connection->state.load(std::memory_order_acquire) != TcpConnection::State::kWanted) return;
-  OwnedFd socket = dialer_.dial(*connection);
-  if (socket && attempts_.dialled(std::move(socket), connection->peer, connection->channel)) return;
-  const int error = errno;
-  const std::string why = with_errno("connect");
-  failed(connection, {why + more_descriptors(error), now_ns()});
-}
-
-void TcpReader::look_at(std::optional<Attempts::Ended> ended) {
-  if (!ended) return;
-  Attempt& attempt = *ended->attempt;
-  if (ended->outcome == Attempt::Outcome::kOpen) return opened(attempt);
-  if (!attempt.is_dialled()) return;
-  const ConnectionPtr connection = connections_.known(attempt.peer(), attempt.channel());
-  if (connection == nullptr) return;  // its link has gone
-  failed(connection, {attempt.why().empty() ? kLate : attempt.why(), attempt.began_ns,
-                      ended->outcome == Attempt::Outcome::kRejected, attempt.has_answer(), attempt.has_timed_out(),
-                      attempt.is_proven()});
-}
-
-void TcpReader::opened(Attempt& attempt) {
-  if (connections_.use(attempt.peer(), attempt.channel()) != Connections::Use::kFree) return;
-  const ConnectionPtr found = connections_.find(attempt.peer(), attempt.channel());
-  try {
-    use(attempt, *found);
-  } catch (const std::exception& error) {  // the kernel has no room for this one
-    return failed(found, {error.what(), attempt.began_ns});
-  }
-  dialer_.forget(*found);
-  ring();
-}
-
-void TcpReader::use(Attempt& attempt, TcpConnection& connection) {
-  OwnedFd socket = attempt.take_socket();
+void TcpReader::use(TcpConnection& connection, OwnedFd socket, const Session& session) {
   const int fd = socket.get();
   const int yes = 1;
   check_sys(::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes), "setsockopt(TCP_NODELAY)");
-  if (attempt.channel() == Heartbeats::kChannel) {
-    heartbeats_.add(attempt.peer(), std::move(socket), attempt.session());
+  if (connection.channel == Heartbeats::kChannel) {
+    heartbeats_.add(connection.peer, std::move(socket), session);
     connection.open(OwnedFd(), {});
   } else {
     keep_alive(fd, data_lost_after_ms_);
     arrivals_.add(fd);
-    connection.open(std::move(socket), attempt.session());
+    connection.open(std::move(socket), session);
   }
-}
-
-// An attempt at a connection, which is made again unless that is of no use.
-void TcpReader::failed(const ConnectionPtr& connection, const Dialer::Failure& failure) {
-  if (connection->state.load(std::memory_order_acquire) != TcpConnection::State::kWanted) return;
-  if (const std::optional<std::string> why = dialer_.failed(connection, failure)) fail(connection, *why);
+  ring();
 }
 
 void TcpReader::fail(const ConnectionPtr& connection, const std::string& why) {
   connection->fail(why);
-  dialer_.forget(*connection);
   if (connection->channel == Heartbeats::kChannel) {
     heartbeats_.forget(connection->peer);
     tell({{{connection->peer, why}}, {}});
@@ -371,40 +295,10 @@ void TcpReader::fail(const ConnectionPtr& connection, const std::string& why) {
   ring();
 }
 
-// The peers' kernels have taken what this rank has dialled, and the peers wait for this rank to accept: nobody else
-// would end that.
-void TcpReader::fail_those_that_cannot_be_accepted(int64_t now_ns) {
-  const std::optional<Listener::Refusal>& refusal = listener_.refusal();
-  // By attempts: while this process was stopped it has made none.
-  const int64_t limit_ns = data_lost_after_ms_ * kMs;
-  if (!refusal || refusal->attempts * kBeatNs < limit_ns) return;
-  errno = refusal->error;
-  const std::string me = "rank " + std::to_string(rank_);
-  const std::string why = with_errno(me + " cannot accept its connection") + more_descriptors(refusal->error);
-  for (const ConnectionPtr& one : connections_.wanted(now_ns - limit_ns)) fail(one, why);
-}
-
-// What to do about such an error; "" for another.
-std::string TcpReader::more_descriptors(int error) const {
-  if (error != EMFILE) return "";
-  return "; let the process of rank " + std::to_string(rank_) + " have more file descriptors (ulimit -n)";
-}
-
-// A stopped process is no lost one, and what else may listen there cannot be told from it.
-void TcpReader::warn_of_silent(int64_t now_ns) {
-  Heartbeats::News news;
-  for (const int peer : attempts_.take_silent(now_ns)) {
-    news.warnings.push_back("rank " + std::to_string(peer) + "'s port " + dialer_.address_of(peer).text() +
-                            " takes connections and says nothing for " + std::to_string(data_lost_after_ms_ / 1000) +
-                            " s: is its process stopped, or does something else listen there?");
-  }
-  tell(news);
-}
-
 // Of a link that has gone.
 void TcpReader::drop(const ConnectionPtr& connection) {
   connections_.drop(*connection);
-  dialer_.forget(*connection);
+  opener_.forget(*connection);
   const bool was_open = connection->state.exchange(TcpConnection::State::kFailed) == TcpConnection::State::kOpen;
   if (!was_open) return;  // an attempt under way ends by itself
   arrivals_.remove(connection->socket.get());
@@ -433,7 +327,7 @@ void TcpReader::give_up(const std::string& why) {
   for (int peer = 0; peer < size_; ++peer) {
     if (peer != rank_) news.lost.push_back({peer, broken});
   }
-  attempts_.clear();
+  opener_.clear();
   heartbeats_.take_sockets();
   end_leaving();
   tell(news);

@@ -132,7 +132,7 @@ ROWS = (
     ),
     Mutation(
         "tcp-handshake-unwatched",
-        "csrc/transport/tcp/dialer.cc",
+        "csrc/transport/tcp/opening/dialer.cc",
         "if (!Heartbeats::watch(fd, limit_ms(connection))) return {};",
         "",
         ("tcp_test::tcp: a leader whose host vanishes within the handshake",),
@@ -140,7 +140,7 @@ ROWS = (
     ),
     Mutation(
         "tcp-refused-is-lost",
-        "csrc/transport/tcp/dialer.cc",
+        "csrc/transport/tcp/opening/dialer.cc",
         "now - tries.unanswered_since_ns >=",
         "now - tries.unanswered_since_ns >= 0 *",
         ("tcp_test::tcp: a leader that is refused",),
@@ -162,14 +162,14 @@ ROWS = (
     Mutation(
         "no-room-for-ever",
         "csrc/transport/tcp/tcp_network.cc",
-        "    fail_those_that_cannot_be_accepted(now);\n",
+        "    opener_.fail_those_that_cannot_be_accepted(now);\n",
         "",
         ("tcp_test::tcp: a rank that has no descriptor",),
         limit_s=60,
     ),
     Mutation(
         "tcp-strangers-take-all",
-        "csrc/transport/tcp/attempts.cc",
+        "csrc/transport/tcp/opening/attempts.cc",
         "kDescriptorsPerUnproven = 8",
         "kDescriptorsPerUnproven = 1",
         ("tcp_test::tcp: strangers take an eighth",),

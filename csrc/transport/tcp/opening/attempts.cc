@@ -1,4 +1,4 @@
-#include "transport/tcp/attempts.h"
+#include "transport/tcp/opening/attempts.h"
 
 #include <poll.h>
 #include <sys/resource.h>

@@ -1,4 +1,4 @@
-#include "transport/tcp/listener.h"
+#include "transport/tcp/opening/listener.h"
 
 #include <poll.h>
 #include <sys/socket.h>

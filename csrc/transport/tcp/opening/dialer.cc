@@ -1,4 +1,4 @@
-#include "transport/tcp/dialer.h"
+#include "transport/tcp/opening/dialer.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
