@@ -7,14 +7,17 @@
 namespace rr {
 void RankNews::collect() {
   if (!is_choked()) collect_ranks();
-  if (has_failed(parts_.control) && !parts_.is_failure_told) {
-    parts_.is_failure_told = true;
-    const std::string text = failure_text(parts_.control);
-    parts_.links.send(FrameType::kFailed, parts_.hosts.leader_here(), [&](FrameWriter& out) {
-      out.put(parts_.control.header().failure_kind);
-      out.put(text);
-    });
-  }
+  send_failure();
+}
+
+void RankNews::send_failure() {
+  if (!has_failed(parts_.control) || parts_.is_failure_told) return;
+  parts_.is_failure_told = true;
+  const std::string text = failure_text(parts_.control);
+  parts_.links.send(FrameType::kFailed, parts_.hosts.leader_here(), [&](FrameWriter& out) {
+    out.put(parts_.control.header().failure_kind);
+    out.put(text);
+  });
 }
 
 bool RankNews::is_choked() const {
@@ -61,8 +64,10 @@ void RankNews::collect_ranks() {
 
 uint64_t RankNews::watermark_due(int rank) const { return sent_[static_cast<size_t>(rank)].watermark + kWatermarkStep; }
 
+// A rank that has raised the group's failure may leave at once; who hears of that first takes it for the cause.
 void RankNews::send_attendance(int rank) {
   const Attendance attendance = parts_.control.line(rank).attendance.load();
+  send_failure();
   const uint64_t cursor = parts_.control.line(rank).cursor.load(std::memory_order_acquire);
   sent_[static_cast<size_t>(rank)].attendance = attendance;
   parts_.links.tell_decisions(parts_.hosts.leader_here());

@@ -39,6 +39,7 @@ class RankNews {
   bool collect_notes(uint64_t end);
   void send_request(int rank, Ticket ticket);
   void send_joined(int rank);
+  void send_failure();  // of the group; once
   void send_quick(int rank, Ticket ticket);
   bool is_choked() const;
 

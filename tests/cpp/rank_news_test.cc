@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "doctest/doctest.h"
+#include "negotiation/segment/failure.h"
 #include "scripted_leader.h"
 
 namespace rr::test {
@@ -52,6 +53,14 @@ TEST_CASE("news: what comes after a note that a rank is about to leave waits for
   CHECK(told(listener).empty());
   control.outbox(3).written = 1;
   CHECK(told(listener) == Told{{FrameType::kUnnamed, 3}, {FrameType::kNamed, 2}, {FrameType::kLeft, 2}});
+}
+
+TEST_CASE("news: that the group has failed is told before that a rank which has raised it left") {
+  Listener listener;
+  const ControlSegment& control = listener.control();
+  record_failure(control, FatalKind::kPeerLost, "lost rank 7");
+  control.line(3).attendance = Attendance::kShutDown;
+  CHECK(told(listener) == Told{{FrameType::kFailed, 2}, {FrameType::kLeft, 3}});
 }
 
 }  // namespace

@@ -256,6 +256,13 @@ ROWS = (
         ("causes_test::hosts: what needs",),
     ),
     Mutation(
+        "left-before-failed",
+        "csrc/relay/rank_news.cc",
+        "  send_failure();\n  const uint64_t cursor",
+        "  const uint64_t cursor",
+        ("rank_news_test::news: that the group has failed",),
+    ),
+    Mutation(
         "left-after-join",
         "csrc/relay/receiver.cc",
         "connection.left_after.push_back({rank, attendance});",
