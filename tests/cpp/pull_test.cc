@@ -1,7 +1,14 @@
 // Everything but all-reduce over registered memory: read straight from it, nothing copied to staging, same results.
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "doctest/doctest.h"
+#include "negotiation/segment/failure.h"
 #include "ranks.h"
 
 namespace rr::test {
@@ -137,6 +144,77 @@ TEST_CASE("one rank's private memory makes the operation private for all") {
     expect(rank.context.stats().direct.load() == 0, "nothing was direct");
     if (rank.rank != 1) rank.segments.remove(&segment);
   }));
+}
+
+// Memory whose last page holds up the first thread that writes there, until it is released.
+class HeldPage {
+ public:
+  explicit HeldPage(size_t nbytes) : nbytes_(nbytes) {
+    at_ = static_cast<std::byte*>(::mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    page_ = at_ + nbytes - 4096;
+    ::mprotect(page_, 4096, PROT_NONE);
+    is_held = is_released = false;
+    current = this;
+    struct sigaction action = {};
+    action.sa_sigaction = hold;
+    action.sa_flags = SA_SIGINFO;
+    ::sigaction(SIGSEGV, &action, &before_);
+  }
+  ~HeldPage() {
+    ::sigaction(SIGSEGV, &before_, nullptr);
+    ::munmap(at_, nbytes_);
+  }
+  HeldPage(const HeldPage&) = delete;
+  HeldPage& operator=(const HeldPage&) = delete;
+
+  std::byte* data() const { return at_; }
+  inline static std::atomic<bool> is_held{false};
+  inline static std::atomic<bool> is_released{false};
+
+ private:
+  static void hold(int, siginfo_t*, void*) {
+    is_held = true;
+    while (!is_released) ::usleep(1000);
+    ::mprotect(current->page_, 4096, PROT_READ | PROT_WRITE);
+  }
+  inline static HeldPage* current = nullptr;
+
+  const size_t nbytes_;
+  std::byte* at_;
+  std::byte* page_;
+  struct sigaction before_ = {};
+};
+
+TEST_CASE("what a rank reads from memory whose owner has taken it back is no result") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "60"}};
+  constexpr size_t kCount = 1 << 16;
+  const Fd file = create_memfd("registered", 2 * kCount * sizeof(int32_t));
+  HeldPage output(kCount / 2 * sizeof(int32_t));
+  CHECK_NOTHROW(run_ranks(2, [&](Rank& rank) {
+    const Segment segment(file.get(), 1, rank.rank, 2, kCount * sizeof(int32_t));
+    rank.segments.add(&segment);
+    barrier(rank.world);
+    std::vector<int32_t> plain(kCount / 2);
+    Request request;
+    request.kind = Kind::kReduceScatter;
+    request.srcs = {registered(segment, rank.rank, kCount)};
+    request.dsts = {view(plain, DType::kInt32)};
+    if (rank.rank == 1) request.dsts[0].data = output.data();
+    const OperationPtr operation = rank.world.submit(request, nullptr);
+    if (rank.rank == 0) {
+      // Its own part is done, and it waits for the other one.
+      const auto& completed = rank.world.control().entry(0).completed;
+      wait_for([&] { return HeldPage::is_held && !rank.world.poll(*operation) && completed.load() == 1; });
+      record_failure(rank.world.control(), FatalKind::kTimeout, "for this test");
+      raised<TimeoutError>([&] { rank.world.wait(*operation, -1, nullptr); });
+      std::fill_n(reinterpret_cast<int32_t*>(segment.own()), kCount, -1);
+      HeldPage::is_released = true;
+    } else {
+      expect_contains(raised<TimeoutError>([&] { rank.world.wait(*operation, -1, nullptr); }), "for this test");
+    }
+    rank.segments.remove(&segment);
+  }));
+  CHECK(HeldPage::is_held);
 }
 
 }  // namespace

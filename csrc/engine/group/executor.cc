@@ -228,10 +228,13 @@ void Executor::drop() {
 }
 
 // What was read straight from the memory of a rank that has left since, without having seen the operation end, may have
-// been anything: its owner was free to write there again.
+// been anything: its owner was free to write there again. So it was where the group has failed, which ends the calls of
+// the ranks that are not at work; the entry stays, and ends with that failure.
 bool Executor::fail_if_memory_is_gone() {
   const Entry& entry = from_.control.entry(cursor_);
   if (static_cast<Algo>(entry.algorithm) != Algo::kDirect && !maps_gpu_memory(entry, from_.hosts)) return false;
+  std::atomic_thread_fence(std::memory_order_acquire);  // look after reading
+  if (has_failed(from_.control)) return true;
   return fail_if_somebody_is_gone(cursor_, *active_members_.front(), true);
 }
 

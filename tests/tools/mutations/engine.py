@@ -217,6 +217,14 @@ ROWS = (
         ("causes_test::of two ranks",),
     ),
     Mutation(
+        "read-after-failure",
+        "csrc/engine/group/executor.cc",
+        "  if (has_failed(from_.control)) return true;\n  return fail_if_somebody",
+        "  return fail_if_somebody",
+        ("pull_test::what a rank reads from memory whose owner",),
+        limit_s=60,
+    ),
+    Mutation(
         "left-rank",
         "csrc/engine/group/watchdog.cc",
         "  parts_.members.fail_if_left(operation);\n",

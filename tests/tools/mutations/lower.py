@@ -160,6 +160,13 @@ ROWS = (
         ("tcp_test::tcp: a connection of data whose peer does not read",),
     ),
     Mutation(
+        "mpi-failure-of-another",
+        "csrc/transport/mpi/mpi_communicator.cc",
+        "  if (message->failure == nullptr) return message->state == State::kIdle;\n",
+        "  throw_unheard();\n  if (message->failure == nullptr) return message->state == State::kIdle;\n",
+        ("mpi_test::mpi: a link does not hear of another",),
+    ),
+    Mutation(
         "no-room-for-ever",
         "csrc/transport/tcp/tcp_network.cc",
         "    opener_.fail_those_that_cannot_be_accepted(now);\n",
