@@ -90,13 +90,15 @@ bool Waiter::wait_until_finished(Operation& operation, double timeout_s, Interru
     return blocked && parts_.negotiation.deadlock().is_withdrawn();
   };
   DeadlockTimeout::Waiter waiter(parts_.context.deadlock_timeout());
+  // Once its own limit has run out, the caller may call what the others wait for; the group's limit fails the group.
+  const double group_timeout_s = parts_.context.timeout_s();
+  const bool goes_on = timeout_s >= 0 && (group_timeout_s <= 0 || timeout_s < group_timeout_s);
   const auto tick = [&] {
     watchdog_.check(operation);
     if (shown.is_shown()) parts_.context.tell_wait(shown.number(), call_text(operation), missing_for_sure(operation));
-    if (operation.ticket.tag == 0) return;
-    if (timeout_s < 0)
-      look_for_deadlock_timeout(waiter,
-                                parts_.negotiation.requests().complete(operation.ticket) ? "" : waits_for(operation));
+    if (operation.ticket.tag == 0 || goes_on) return;
+    look_for_deadlock_timeout(waiter,
+                              parts_.negotiation.requests().complete(operation.ticket) ? "" : waits_for(operation));
     // Not under the lock: who knows the process's threads may have to wait for one that wants it.
     const bool may_block = blocked || !parts_.context.calling_threads().has_others();
     auto submitted = parts_.submitted.lock();
@@ -327,21 +329,21 @@ void Waiter::wait_for_name(GroupParts::Locked& submitted, Operation& waiting, In
     inner->pending.push_named();
     return announce(inner->pending);
   };
-  // Those in flight are older, so they time out first and say whom they miss.
   DeadlockTimeout::Waiter waiter(parts_.context.deadlock_timeout());
   const auto tick = [&] {
-    look_for_deadlock_timeout(waiter, "to call " + called_shortly(waiting.kind, waiting.name, waiting.number) +
-                                          ", because all " + std::to_string(parts_.control().capacity()) +
-                                          " tensor names of the group are in flight (RINGREDUCE_CACHE_CAPACITY)");
+    const bool has_room = parts_.negotiation.names().has_room();
+    const std::string why = has_room ? "a rank that has joined has not ended an earlier operation of this name"
+                                     : "all " + std::to_string(parts_.control().capacity()) +
+                                           " tensor names of the group are in flight (RINGREDUCE_CACHE_CAPACITY)";
+    look_for_deadlock_timeout(
+        waiter, "to call " + called_shortly(waiting.kind, waiting.name, waiting.number) + ", because " + why);
     if (parts_.members.fail_if_unread(waiting)) return;
+    watchdog_.check_unsubmitted(waiting, why);
     const double warning_s = parts_.from.settings.stall_warning_s;
     const double age_s = static_cast<double>(now_ns() - waiting.submitted_ns) * 1e-9;
-    if (warning_s <= 0 || age_s < warning_s || parts_.negotiation.names().has_room() || waiting.warned.exchange(true))
-      return;
-    parts_.from.log.warning(parts_.from.where(waiting) + " waits because all " +
-                            std::to_string(parts_.control().capacity()) +
-                            " tensor names of the group are in flight; if that is usual, raise "
-                            "RINGREDUCE_CACHE_CAPACITY");
+    if (warning_s <= 0 || age_s < warning_s || waiting.warned.exchange(true)) return;
+    parts_.from.log.warning(parts_.from.where(waiting) + " waits because " + why +
+                            (has_room ? "" : "; if that is usual, raise it"));
   };
   wait_until(announced, interrupt, tick);
   submitted.lock();

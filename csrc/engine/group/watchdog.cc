@@ -16,7 +16,11 @@ void Watchdog::fail_if_needed_rank_left(const PendingOperations& pending, const 
     const OperationPtr needing = pending.waiting_for(r);
     const bool is_missed = executor_.needs(r) ||
                            pending.messages().waits_for(r, parts_.control().messages_sent(r, parts_.from.rank).load());
-    const bool stuck = (by == r && is_missed) || parts_.control().line(parts_.from.rank).joined.load() != 0;
+    // An end of a join is there for all before a join() returns. Who has left within one will never take its part in
+    // what the others do meanwhile.
+    const bool has_left_joined = by == r && parts_.control().line(r).joined.load() != 0;
+    const bool stuck =
+        (by == r && is_missed) || has_left_joined || parts_.control().line(parts_.from.rank).joined.load() != 0;
     if (needing != nullptr || stuck) return parts_.members.fail_because_left(by, needing.get());
   }
 }
@@ -62,6 +66,17 @@ void Watchdog::check_age(Operation& operation, int64_t now) const {
                           ? "every rank has submitted it, but rank(s) " + unresponsive_ranks + " show no sign of life"
                           : "every rank has submitted it, so one of them is stuck in it") +
                      late_.where_they_stand(operation));
+}
+
+void Watchdog::check_unsubmitted(const Operation& waiting, const std::string& why) const {
+  const double age_s = static_cast<double>(now_ns() - waiting.submitted_ns) * 1e-9;
+  const double timeout_s = parts_.context.timeout_s();
+  if (timeout_s <= 0 || age_s <= timeout_s) return;
+  const std::string unresponsive_ranks = list_of(parts_.members.unresponsive(kUnresponsiveS));
+  record_failure(parts_.control(), FatalKind::kTimeout,
+                 parts_.from.where(waiting) + " did not finish within " + parts_.context.timeout_text() +
+                     "; it could not be submitted, because " + why +
+                     (unresponsive_ranks.empty() ? "" : "; rank(s) " + unresponsive_ranks + " show no sign of life"));
 }
 
 void Watchdog::check_window(Operation& waiting) const {

@@ -27,6 +27,8 @@ class Watchdog {
   // For one operation, which need not be in a table.
   void check(Operation& operation) const;  // a member that has left or calls on other memory; its age
   void check_age(Operation& operation) const { check_age(operation, now_ns()); }
+  // The same of an operation that has no place yet in which the other ranks would see it. why: "all names are in use".
+  void check_unsubmitted(const Operation& waiting, const std::string& why) const;
   // The operation waits for room in the window, which moves when every rank has consumed its oldest operation: if that
   // takes too long, or a rank has left, it has failed.
   void check_window(Operation& waiting) const;

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from deadlines import SOON_S
-from processes import completed
+from processes import asleep, completed
 from ranks import clean_environment, receive_from_test, run_ranks, send_to_test, start_ranks
 
 from ringreduce import config
@@ -53,6 +53,28 @@ def test_wait_with_a_timeout_leaves_the_operation_pending() -> None:
     assert first[0].startswith("TimeoutError: ")
     assert first[1:] == ["False", "2.0"]
     assert second == ["2.0"]
+
+
+def goes_on_after_a_timeout() -> list[str]:
+    import ringreduce as rr
+
+    with rr.init() as world:
+        if world.rank == 1:
+            names = ["second", "first"]
+            return [str(rr.allreduce(np.ones(30_000), name=name, op=rr.Sum)[0]) for name in names]
+        receive_from_test()
+        handle = rr.allreduce_async(np.ones(30_000), name="first", op=rr.Sum)
+        seen = caught(lambda: handle.wait(1.0))
+        return [seen, str(rr.allreduce(np.ones(30_000), name="second", op=rr.Sum)[0]), str(handle.wait()[0])]
+
+
+def test_a_wait_with_a_limit_is_no_deadlock() -> None:
+    with start_ranks(goes_on_after_a_timeout, 2) as job:
+        asleep(job.procs[1].pid)
+        job.send(0)
+        first, second = (outcome.value for outcome in job.wait())
+    assert first[0].startswith("TimeoutError: the operation is still pending"), first
+    assert first[1:] == second == ["2.0", "2.0"]
 
 
 def shutdown_with_pending_work() -> list[str]:
