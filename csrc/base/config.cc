@@ -1,5 +1,6 @@
 #include "base/config.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 
@@ -125,7 +126,9 @@ double parse_number(const Knob& knob, const KnobValue& given) {
   const double low = std::strtod(range.c_str(), nullptr);
   const double high = std::strtod(range.c_str() + range.find("..") + 2, nullptr);
   char* end = nullptr;
-  const double value = std::strtod(given.value.c_str(), &end);
+  double value = std::strtod(given.value.c_str(), &end);
+  // Horovod remembers nothing at 0. What a cache remembers changes no result, so a script of Horovod's goes on.
+  if (given.origin == "HOROVOD_CACHE_CAPACITY" && *end == '\0' && value >= 0) value = std::clamp(value, low, high);
   if (given.value.empty() || *end != '\0' || !(value >= low && value <= high)) {
     throw InvalidArgumentError(given.origin + "=" + given.value + ": expected a number in " + range + " (" + knob.unit +
                                "), " + knob.meaning);

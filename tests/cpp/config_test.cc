@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "base/errors.h"
 #include "doctest/doctest.h"
@@ -99,6 +100,15 @@ TEST_CASE("Horovod's name of a variable counts where ours is not set, and is the
     const Variable bad(knob.alias, "many");
     CHECK(refusal().find(std::string(knob.alias) + "=many: ") == 0);
   }
+}
+
+TEST_CASE("Horovod's cache without room, which Horovod takes, is the smallest here") {
+  for (const auto& [given, taken] : {std::pair{"0", 16.0}, {"100", 100.0}, {"1e9", 1048576.0}}) {
+    const Variable theirs("HOROVOD_CACHE_CAPACITY", given);
+    CHECK(static_cast<double>(Settings::from_environment().cache_capacity) == taken);
+  }
+  const Variable theirs("HOROVOD_CACHE_CAPACITY", "-1");
+  CHECK(refusal().find("HOROVOD_CACHE_CAPACITY=-1: expected a number in 16..1048576") == 0);
 }
 
 TEST_CASE("what the core uses is what the variables say") {
