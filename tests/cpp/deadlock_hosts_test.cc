@@ -99,6 +99,22 @@ TEST_CASE("stuck: those that have not joined are told; then they join") {
   }
 }
 
+// As a signal's handler that raises does.
+struct GivenUp : std::exception {};
+thread_local Deadline patience = Deadline::never();
+void give_up() {
+  if (patience.passed()) throw GivenUp();
+}
+// False: this rank has given up the wait after so many seconds, and the operation is pending.
+bool wait_at_most(Rank& rank, const Sum& sum, double limit_s) {
+  patience = Deadline::after_s(limit_s);
+  try {
+    return rank.world.wait(*sum.operation, -1, give_up);
+  } catch (const GivenUp&) {
+    return rank.world.poll(*sum.operation) && rank.world.wait(*sum.operation, -1, nullptr);
+  }
+}
+
 // One rank may give up waiting at any moment, even while the hosts settle a verdict: all go one way or all the other.
 TEST_CASE("stuck: a rank that gives up its wait in time spares everybody the verdict") {
   const Environment environment{};
@@ -114,7 +130,7 @@ TEST_CASE("stuck: a rank that gives up its wait in time spares everybody the ver
       const Sum mine = start_sum(rank, rank.world, count, turn, rank.rank == late ? "late" : "in time");
       bool stuck = false;
       try {
-        if (rank.rank == late && !rank.world.wait(*mine.operation, limit_s, nullptr)) {
+        if (rank.rank == late && !wait_at_most(rank, mine, limit_s)) {
           sum_now(rank, rank.world, count, turn, "in time");
           ++spared;
         } else {
@@ -152,7 +168,7 @@ TEST_CASE("stuck: nobody gives up a wait while the hosts settle a verdict") {
     std::atomic<bool> in_time{true};
     std::thread waiting([&] {
       sum = start_sum(rank, rank.world, 2, 0, "late");
-      in_time = rank.world.wait(*sum.operation, 1.0, nullptr);
+      in_time = wait_at_most(rank, sum, 1.0);
       over = true;
     });
     while (control.line(1).blocked_on.load() == 0 && !over) std::this_thread::yield();
