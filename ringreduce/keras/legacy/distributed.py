@@ -20,6 +20,11 @@ from ringreduce.tensorflow.aggregation import LocalAggregation
 from ringreduce.tensorflow.gradients import GradientReducer
 from ringreduce.tensorflow.variables import VariableRef
 
+SCALED_PASSES = (
+    "backward_passes_per_step > 1 with a LossScaleOptimizer of tf_keras: a rank whose gradients overflow in a pass "
+    "would change its scale alone. Take Keras 3, bfloat16 without a scale, or one pass"
+)
+
 
 class GradientReduction:
     """The state of one DistributedOptimizer: which variables are local, and the passes that are added up."""
@@ -117,14 +122,19 @@ class DistributedMixin:
             lambda: me.iterations.assign_add(1, read_value=False),
         )
 
-    def _check_local(self, variables: Sequence[Any]) -> None:
-        """Raises InvalidArgumentError where what ranks share would depend on local gradients."""
+    def _check(self, variables: Sequence[Any]) -> None:
+        """Raises InvalidArgumentError where what ranks share would depend on gradients that each has for itself."""
         process_set = self._reduction.settings.process_set
+        if not process_set.included() or process_set.size() == 1:
+            return
+        is_scaled = getattr(self, "_is_wrapped_by_loss_scale_optimizer", False)  # set by either one of tf_keras
+        if is_scaled and self._agg_helper is not None:
+            raise InvalidArgumentError(SCALED_PASSES)
         local = {VariableRef(one) for one in self._reduction.local()}
-        if local.isdisjoint(map(VariableRef, variables)) or not process_set.included() or process_set.size() == 1:
+        if local.isdisjoint(map(VariableRef, variables)):
             return
         check_local(self)
-        if getattr(self, "_is_wrapped_by_loss_scale_optimizer", False):  # set by either one of tf_keras
+        if is_scaled:
             raise InvalidArgumentError(
                 "local variables (register_local_var(), local_layers) with a LossScaleOptimizer of tf_keras: a rank "
                 "whose own local gradients overflow would leave out a step alone. Take Keras 3, or bfloat16 without a "
@@ -132,7 +142,7 @@ class DistributedMixin:
             )
 
     def _allreduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        self._check_local(variables)
+        self._check(variables)
         if tf.executing_eagerly():
             self._reduction.first_step.before_apply(self, variables)
         reduce = self._reduction.over_ranks if self._agg_helper is None else self._agg_helper.add

@@ -10,7 +10,7 @@ import tf_keras
 
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.keras.first_step import FirstStep, watch
-from ringreduce.keras.legacy.distributed import DistributedMixin, GradientReduction
+from ringreduce.keras.legacy.distributed import SCALED_PASSES, DistributedMixin, GradientReduction
 
 
 def wrap(optimizer: Any, reduction: GradientReduction) -> Any:
@@ -18,7 +18,7 @@ def wrap(optimizer: Any, reduction: GradientReduction) -> Any:
 
     Of a LossScaleOptimizer it is the one inside that reduces: scaled gradients, before they are looked at, so that all
     ranks leave out the same steps. With several passes to a step each rank would look at its own between reductions,
-    and their scales would go apart: that is refused.
+    and their scales would go apart: that is refused, here or, where Keras scales around ours, in the first pass.
     """
     kinds = (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer)
     if not isinstance(optimizer, kinds):
@@ -29,10 +29,7 @@ def wrap(optimizer: Any, reduction: GradientReduction) -> Any:
         raise InvalidArgumentError("this optimizer is a DistributedOptimizer already")
     if inner is not None:
         if reduction.aggregation is not None and (reduction.settings.process_set.size() or 1) > 1:
-            raise InvalidArgumentError(
-                "backward_passes_per_step > 1 with a LossScaleOptimizer of tf_keras: a rank whose gradients overflow "
-                "in a pass would change its scale alone. Take Keras 3, bfloat16 without a scale, or one pass"
-            )
+            raise InvalidArgumentError(SCALED_PASSES)
         scaled = copy.copy(optimizer)
         vars(scaled)["_optimizer"] = wrap(inner, reduction)
         return scaled

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import warnings
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.skipif(
 )
 KERAS_2 = {"TF_USE_LEGACY_KERAS": "1"}
 STEPS, BATCH = 6, 8
+REFUSED_PASSES = "backward_passes_per_step > 1 with a LossScaleOptimizer"
 
 
 @pytest.mark.parametrize("keras", ["keras", "tf_keras"])
@@ -167,7 +169,7 @@ def skips_together(tf: Any, hvd: Any, make: Any) -> None:
     """With loss scaling all ranks leave out the step in which one has an infinite gradient."""
     variable = tf.Variable(1.0)
     scaled = tf.keras.mixed_precision.LossScaleOptimizer(make(1.0), initial_scale=4.0)
-    with pytest.raises(hvd.InvalidArgumentError, match="backward_passes_per_step > 1 with a LossScaleOptimizer"):
+    with pytest.raises(hvd.InvalidArgumentError, match=REFUSED_PASSES):
         hvd.DistributedOptimizer(scaled, backward_passes_per_step=2)
     optimizer = hvd.DistributedOptimizer(scaled)
     for largest, expected in ((float("inf"), 1.0), (2.0, 0.5)):
@@ -175,6 +177,35 @@ def skips_together(tf: Any, hvd: Any, make: Any) -> None:
 
         optimizer.minimize(lambda factor=factor: variable * factor, [variable])
         close(variable, expected)
+    keras_scales_no_sums_of_passes(tf, hvd, make)
+
+
+def keras_scales_no_sums_of_passes(tf: Any, hvd: Any, make: Any) -> None:
+    """Where Keras scales around ours, as compile() has it do, a rank would leave out a pass alone."""
+    Scaled = tf.keras.mixed_precision.LossScaleOptimizer
+    variable = tf.Variable(1.0)
+    alone = hvd.add_process_set([0])
+    for process_set, refused in ((hvd.global_process_set, True), (alone, False)):
+        scaled = Scaled(hvd.DistributedOptimizer(make(1.0), backward_passes_per_step=2, process_set=process_set))
+        before = hvd.stats()["operations"]
+        with pytest.raises(hvd.InvalidArgumentError, match=REFUSED_PASSES) if refused else nullcontext():
+            scaled.minimize(lambda: variable * 1.0, [variable])
+        assert hvd.stats()["operations"] == before
+    hvd.remove_process_set(alone)
+    tf.keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        model = tf.keras.Sequential([tf.keras.layers.Input((4,)), tf.keras.layers.Dense(2)])
+        for passes, refused in ((2, True), (1, False)):
+            model.compile(hvd.DistributedOptimizer(make(0.1), backward_passes_per_step=passes), loss="mse")
+            assert isinstance(model.optimizer.inner_optimizer, make)
+            # Of which a compiled step makes an error of TensorFlow's with that text.
+            with (
+                pytest.raises(Exception, match=f"InvalidArgumentError: {REFUSED_PASSES}") if refused else nullcontext()
+            ):
+                start = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+                model.fit(*data(hvd.rank()), batch_size=4, verbose=0, callbacks=[start])
+    finally:
+        tf.keras.mixed_precision.set_global_policy("float64")
 
 
 def saves(tf: Any, hvd: Any, make: Any) -> None:
