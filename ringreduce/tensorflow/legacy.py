@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import tensorflow as tf
 
+from ringreduce.errors import InvalidArgumentError
+from ringreduce.job.process_sets import ProcessSet
 from ringreduce.tensorflow.aggregation import LocalAggregation
 from ringreduce.tensorflow.first_step import FirstStep
-from ringreduce.tensorflow.gradients import GradientReducer
+from ringreduce.tensorflow.gradients import GradientReducer, local_positions
 from ringreduce.tensorflow.variables import VariableRef
+
+Scaled = tf.compat.v1.mixed_precision.MixedPrecisionLossScaleOptimizer
+_LEFT_OUT_ALONE = (
+    "a rank whose own gradients overflow would leave out a step alone, and the ranks' weights and scales would go apart"
+)
 
 
 class Wrapper(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
@@ -35,6 +43,37 @@ class Wrapper(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     def variables(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped optimizer's."""
         return self._optimizer.variables(*args, **kwargs)
+
+    def _check_scale(self, process_set: ProcessSet, what: str | None, has_local: bool = False) -> None:
+        """For compute_gradients(): raises InvalidArgumentError where a loss scale looks at a rank's own gradients.
+
+        Nothing tells an optimizer that a scale was made around it, so this looks at what called compute_gradients().
+
+        Args:
+            process_set: the ranks that take part.
+            what: the option by which compute_gradients() gives a rank's own gradients to all of the scale; or None.
+            has_local: whether local variables' gradients are among them.
+        """
+        if not process_set.included() or process_set.size() == 1 or not (what or has_local):
+            return
+        caller = sys._getframe(2)
+        around = caller.f_code is Scaled.compute_gradients.__code__ and caller.f_locals["self"]
+        name = Scaled.__name__
+        if what and _leaves_out(around):
+            raise InvalidArgumentError(
+                f"{name}(DistributedOptimizer(..., {what})): {_LEFT_OUT_ALONE}. Make it the other way round: "
+                f"DistributedOptimizer({name}(...), {what})"
+            )
+        if has_local and (_leaves_out(around) or _leaves_out(self._optimizer)):
+            raise InvalidArgumentError(
+                f"local variables (register_local_var()) with a {name}: {_LEFT_OUT_ALONE}. Take a FixedLossScale, or "
+                "bfloat16 without a scale"
+            )
+
+
+def _leaves_out(optimizer: Any) -> bool:
+    """Whether it leaves out the steps in which gradients are not finite."""
+    return isinstance(optimizer, Scaled) and optimizer._doing_dynamic_loss_scaling()
 
 
 class _DistributedOptimizer(Wrapper):
@@ -76,9 +115,15 @@ class _DistributedOptimizer(Wrapper):
         self._local_vars.add(VariableRef(var))
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """The wrapped optimizer's gradients, reduced over the ranks, with their variables. Collective."""
+        """The wrapped optimizer's gradients, reduced over the ranks, with their variables. Collective.
+
+        Raises:
+            InvalidArgumentError: a MixedPrecisionLossScaleOptimizer would leave out steps on some of the ranks.
+        """
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         grads, variables = [grad for grad, _ in pairs], [variable for _, variable in pairs]
+        passes = None if self._aggregation is None else "backward_passes_per_step > 1"
+        self._check_scale(self._reducer.process_set, passes, bool(local_positions(variables, self._local_vars)))
         reduce = self._reduced if self._aggregation is None else self._aggregation.add
         return list(zip(reduce(grads, variables), variables, strict=True))
 

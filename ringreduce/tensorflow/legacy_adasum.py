@@ -40,7 +40,12 @@ class _DistributedAdasumOptimizer(Wrapper):
         self._first_step = FirstStep(name, process_set)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """The wrapped optimizer's gradients, this rank's own."""
+        """The wrapped optimizer's gradients, this rank's own.
+
+        Raises:
+            InvalidArgumentError: a MixedPrecisionLossScaleOptimizer would leave out steps on some of the ranks.
+        """
+        self._check_scale(self._process_set, "op=hvd.Adasum")
         return self._optimizer.compute_gradients(*args, **kwargs)
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:

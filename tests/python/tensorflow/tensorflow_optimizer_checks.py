@@ -147,6 +147,49 @@ def legacy_eager(rank: int) -> None:
         hvd.DistributedOptimizer(object())
 
 
+def legacy_loss_scales(rank: int) -> None:
+    """A loss scale of TensorFlow 1 leaves out a step on all ranks or on none; where it could not, it is refused."""
+    Scaled, own, infinite = v1.mixed_precision.MixedPrecisionLossScaleOptimizer, tf.Variable(1.0), float("inf")
+
+    def made(around: bool, dynamic: bool = True, local: bool = False, **options: Any) -> tuple[Any, Any]:
+        scale = v1.mixed_precision.DynamicLossScale(4.0) if dynamic else v1.mixed_precision.FixedLossScale(4.0)
+        plain = v1.train.GradientDescentOptimizer(1.0)
+        ours = hvd.DistributedOptimizer(plain if around else Scaled(plain, scale), **options)
+        if local:
+            ours.register_local_var(own)
+        return Scaled(ours, scale) if around else ours, scale
+
+    for around, options, text in (
+        (True, {"backward_passes_per_step": 2}, r"DistributedOptimizer\(MixedPrecisionLossScaleOptimizer"),
+        (True, {"op": hvd.Adasum}, r"DistributedOptimizer\(MixedPrecisionLossScaleOptimizer"),
+        (True, {"local": True}, "leave out a step alone"),
+        (False, {"local": True}, "leave out a step alone"),
+    ):
+        before = hvd.stats()["operations"]
+        for call in (lambda step: step(), lambda step: tf.function(step, autograph=False)()):
+            x, (optimizer, _) = tf.Variable(1.0), made(around, **options)
+
+            def minimize(x: Any = x, optimizer: Any = optimizer) -> None:
+                optimizer.minimize(lambda: x + own, var_list=[x, own])
+
+            with pytest.raises(hvd.InvalidArgumentError, match=text):
+                call(minimize)
+        assert hvd.stats()["operations"] == before
+    fixed, _ = made(True, dynamic=False, local=True)
+    fixed.minimize(lambda: x + own * (rank + 1.0), var_list=[x, own])  # it leaves out nothing
+    near(own, 1 - (rank + 1) / 3, 1e-6)
+
+    # In the first step, or its first pass, and on rank 0 alone there is an infinite gradient; then there is none.
+    for around, passes in ((True, 1), (False, 1), (False, 2)):
+        x, (optimizer, scale) = tf.Variable(1.0), made(around, backward_passes_per_step=passes)
+        for step, (expected, left) in enumerate(((1.0, 2.0), (1.0 - 2 * passes, 2.0))):
+            for number in range(passes):
+                factor = infinite if (rank, step, number) == (0, 0, 0) else rank + 1.0
+                optimizer.minimize(lambda x=x, factor=factor: x * factor, var_list=[x])
+            near(x, expected)
+            near(scale(), left)
+
+
 def legacy_graph(rank: int) -> None:
     """A script of TensorFlow 1: the hook broadcasts, the optimizer reduces; dense and sparse, also in passes."""
     for passes, resource, sparse_as_dense in ((1, True, False), (1, False, True), (2, True, True)):
@@ -213,6 +256,7 @@ def keras_optimizers(rank: int) -> None:
 CHECKS = [
     adasum,
     legacy_eager,
+    legacy_loss_scales,
     legacy_graph,
     keras_optimizers,
 ]
