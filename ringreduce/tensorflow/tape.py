@@ -29,6 +29,8 @@ class DistributedTape(tf.GradientTape):  # type: ignore[misc]
         self._reducer = reducer
         self._scale_local_gradients = scale_local_gradients
         self._local_sources: set[VariableRef] = set()
+        self._local_layers: list[Any] = []
+        """Asked for their variables when these are needed: then a layer is built that the recorded pass has built."""
 
     def gradient(
         self,
@@ -51,7 +53,7 @@ class DistributedTape(tf.GradientTape):  # type: ignore[misc]
         flat_sources = tf.nest.flatten(sources)
         flat = [gradients] if len(flat_sources) == 1 and not tf.nest.is_nested(sources) else tf.nest.flatten(gradients)
         flat = self._reducer.with_local(
-            flat, flat_sources, self._local_sources, self._scale_local_gradients, use_generic_names
+            flat, flat_sources, self._local(), self._scale_local_gradients, use_generic_names
         )
         return tf.nest.pack_sequence_as(sources, flat) if tf.nest.is_nested(sources) else flat[0]
 
@@ -70,8 +72,13 @@ class DistributedTape(tf.GradientTape):  # type: ignore[misc]
         The other sources' gradients are reduced. Collective.
         """
         pairs = list(zip(sources, self.gradient(target, sources, output_gradients, use_generic_names), strict=True))
-        local = local_positions(sources, self._local_sources)
+        local = local_positions(sources, self._local())
         return [pairs[at] for at in sorted(local)], [pair for at, pair in enumerate(pairs) if at not in local]
+
+    def _local(self) -> set[VariableRef]:
+        return self._local_sources | {
+            VariableRef(one) for layer in self._local_layers for one in layer.trainable_weights
+        }
 
     # What the other tape has: state, and methods of a class of the user's own.
     def __getattr__(self, name: str) -> Any:
@@ -184,7 +191,7 @@ def PartialDistributedGradientTape(
     """DistributedGradientTape() for a model of which some layers are each rank's own (model parallelism).
 
     Args:
-        local_layers: a Keras layer or a collection of them, built: their trainable weights are local sources.
+        local_layers: a Keras layer or a collection of them, built or not: their trainable weights are local sources.
         The others: as in DistributedGradientTape().
 
     Raises:
@@ -207,9 +214,7 @@ def PartialDistributedGradientTape(
         process_set,
         scale_local_gradients,
     )
-    for one in layers:
-        for variable in one.trainable_weights:
-            tape.register_local_source(variable)
+    tape._local_layers = layers
     return tape
 
 

@@ -174,6 +174,19 @@ def local_sources(rank: int) -> None:
         ours, theirs = tape.gradient(loss, [layer.kernel for layer in layers])
         near(ours, np.outer(BASE.sum(0), [1, 1]) * (rank + 1) / 3)
         near(theirs, np.outer(BASE.sum(0), [1, 1]) * 2)
+    for first_call in ("gradient", "get_local_and_global_gradients"):  # of layers that the first step builds
+        ones = {"kernel_initializer": "ones", "dtype": "float64"}
+        shared_layer, own_layer = keras.layers.Dense(1, **ones), keras.layers.Dense(1, **ones)
+        for step in range(2):
+            with hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=own_layer) as tape:
+                loss = tf.reduce_sum(shared_layer(BASE) + own_layer(BASE)) * (rank + 1.0)
+            kernels = [shared_layer.kernel, own_layer.kernel]
+            if first_call == "gradient" or step:
+                theirs, ours = tape.gradient(loss, kernels)
+            else:
+                [(_, ours)], [(_, theirs)] = tape.get_local_and_global_gradients(loss, kernels)
+            near(ours, BASE.sum(0)[:, None] * (rank + 1) / 3)
+            near(theirs, BASE.sum(0)[:, None] * 2)
     with pytest.raises(ValueError, match="All local layers must be of"):
         hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=[layers[0], 3])
 
