@@ -8,13 +8,17 @@ only; so there the reduction comes just before clipping.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
 from keras import ops
 
-from ringreduce.errors import Error
+from ringreduce import config
+from ringreduce.collectives.ops import Average
+from ringreduce.common import reduced
+from ringreduce.errors import Error, InvalidArgumentError
 from ringreduce.keras import backend
 from ringreduce.keras.gradient_reduction import GradientReduction, is_sum
 from ringreduce.keras.settings import check_local
@@ -49,6 +53,7 @@ class DistributedMixin:
             return self._plain_apply(gradients, trainable_variables)
         if self._reduction.is_needed():
             self._check_local(variables)
+            self._check_own(gradients, variables)
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
         if not self._reduction.first_step.is_compared and not backend.active().is_traced(
             [gradients[i] for i in present]
@@ -63,8 +68,8 @@ class DistributedMixin:
         usual_variables, mark = [variables[i] for i in usual], self._reduction.mark(variables, present, me._var_key)
         if self._accumulates():
             return self._apply_accumulating(gradients, trainable_variables, usual_variables, mark)
-        reduced = self._reduction.reduce([gradients[i] for i in usual], usual_variables, me._var_key, mark)
-        for i, gradient in zip(usual, reduced, strict=True):
+        results = self._reduction.reduce([gradients[i] for i in usual], usual_variables, me._var_key, mark)
+        for i, gradient in zip(usual, results, strict=True):
             gradients[i] = gradient
         return self._plain_apply(gradients, trainable_variables)
 
@@ -82,6 +87,28 @@ class DistributedMixin:
             me.build(variables)
         for place in {me._var_to_optimizer_idx[key] for key in keys}:
             check_local(me._inner_optimizers[place])
+
+    def _check_own(self, gradients: list[Any], variables: list[Any]) -> None:
+        """Warns of gradients that a tape has reduced. The mean over the ranks of what is the same on all is that.
+
+        Raises:
+            InvalidArgumentError: their sum would be taken, or local ones would be divided once more.
+        """
+        settings = self._reduction.settings
+        twice = [at for at, one in enumerate(gradients) if reduced.is_reduced(one, settings.process_set.ranks)]
+        if not twice:
+            return
+        me: Any = self
+        text = (
+            "DistributedOptimizer: these gradients were reduced by a DistributedGradientTape already; give them to the "
+            "plain optimizer"
+        )
+        local = {me._var_key(variable) for variable in self._reduction.local()}
+        scaled = settings.scale_local_gradients and any(me._var_key(variables[at]) in local for at in twice)
+        if settings.op != Average or scaled:
+            raise InvalidArgumentError(text)
+        if settings.process_set.group.rank == 0:
+            warnings.warn(f"{text}, or they travel twice", RuntimeWarning, stacklevel=config.users_level())
 
     def _plain_apply(self, gradients: list[Any], variables: Iterable[Any] | None) -> Any:
         parent: Any = super()
@@ -117,15 +144,15 @@ class DistributedMixin:
                 "one pass a step meanwhile"
             )
 
-        def reduced() -> list[Any]:
+        def of_all() -> list[Any]:
             needed = self._reduction.is_needed()
             result = self._reduction.reduce(grads, variables, me._var_key, mark) if needed else grads
             return [gradient * steps for gradient in result] if is_sum(self._reduction.settings) else result
 
         if keras.backend.backend() == "jax":  # which calls this on every step, and drops what comes of most
-            result = ops.cond((me._iterations + 1) % steps == 0, reduced, lambda: grads)
+            result = ops.cond((me._iterations + 1) % steps == 0, of_all, lambda: grads)
         else:
-            result = reduced()
+            result = of_all()
         return parent._clip_gradients(result)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from ringreduce.collectives.ops import Average
+from ringreduce.common import reduced
 from ringreduce.common.arguments import check_predivide
 from ringreduce.common.groups import renamed
 from ringreduce.errors import InvalidArgumentError
@@ -52,9 +53,13 @@ class DistributedTape(tf.GradientTape):  # type: ignore[misc]
         gradients = self._wrapped.gradient(target, sources, output_gradients, unconnected_gradients)
         flat_sources = tf.nest.flatten(sources)
         flat = [gradients] if len(flat_sources) == 1 and not tf.nest.is_nested(sources) else tf.nest.flatten(gradients)
+        own = flat
         flat = self._reducer.with_local(
-            flat, flat_sources, self._local(), self._scale_local_gradients, use_generic_names
+            own, flat_sources, self._local(), self._scale_local_gradients, use_generic_names
         )
+        for before, after in zip(own, flat, strict=True):
+            if after is not before:  # reduced, or divided: an optimizer of Keras shall not do it again
+                reduced.mark(after, self._reducer.process_set.ranks)
         return tf.nest.pack_sequence_as(sources, flat) if tf.nest.is_nested(sources) else flat[0]
 
     def register_local_source(self, source: Any) -> None:

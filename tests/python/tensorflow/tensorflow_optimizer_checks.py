@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -253,10 +254,61 @@ def keras_optimizers(rank: int) -> None:
         near(y, 1 - 0.5 * scale)
 
 
+def tapes_before_keras_optimizers(rank: int) -> None:
+    """What a tape has reduced is not reduced again: an error where the step would be another, else a warning."""
+    pair = hvd.add_process_set([1, 2])
+
+    def step(tape_options: Any, options: Any, own: str = "") -> list[float]:
+        x, y = tf.Variable(1.0), tf.Variable(1.0)
+        optimizer: Any = tf.keras.optimizers.SGD(1.0)
+        if options is not None:
+            optimizer = hvd.DistributedOptimizer(optimizer, **options)
+        with hvd.DistributedGradientTape(tf.GradientTape(), **tape_options) as tape:
+            loss = x * (rank + 1.0) + y * (rank + 1.0)
+        if "tape" in own:
+            tape.register_local_source(y)
+        if "optimizer" in own:
+            optimizer.register_local_var(y)
+        gradients = tape.gradient(loss, [x, y])
+        optimizer.apply_gradients(zip(gradients, [x, y], strict=True))
+        return [float(x), float(y)]
+
+    text = "reduced by a DistributedGradientTape already; give them to the plain optimizer"
+    both, unscaled = {"op": hvd.Sum}, {"scale_local_gradients": False}
+    for tape_options, options, own in ((both, both, ""), ({}, both, ""), ({}, {}, "tape, optimizer")):
+        with pytest.raises(hvd.InvalidArgumentError, match=text):
+            step(tape_options, options, own)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert step(both, {}) == [-5.0, -5.0]  # the mean over the ranks of what is the same on all
+        near(step({**both, **unscaled}, {}, "tape, optimizer"), [-5.0, 1 - (rank + 1) / 3], 1e-6)
+    files = [one.filename for one in caught if text in str(one.message)]
+    assert files == [__file__] * (2 if rank == 0 else 0)
+
+    x = tf.Variable(1.0)
+    optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(1.0), **both)
+    optimizer.build([x])
+
+    @tf.function(autograph=False)
+    def compiled() -> None:
+        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = x * (rank + 1.0)
+        optimizer.apply_gradients([(tape.gradient(loss, x), x)])
+
+    with pytest.raises(hvd.InvalidArgumentError, match=text):
+        compiled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert step(both, None) == [-5.0, -5.0]
+        assert step({"process_set": pair}, {}) == [-1.0, -1.0]  # over some of the ranks, and then over all
+    hvd.remove_process_set(pair)
+
+
 CHECKS = [
     adasum,
     legacy_eager,
     legacy_loss_scales,
     legacy_graph,
     keras_optimizers,
+    tapes_before_keras_optimizers,
 ]
