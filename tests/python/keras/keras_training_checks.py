@@ -125,9 +125,22 @@ def broadcasts_begin_with_the_roots_variables(hvd: Any) -> None:
 
 
 def metrics_are_averaged(hvd: Any) -> None:
-    logs = {"loss": 1.0 + hvd.rank(), "accuracy": np.float32(hvd.rank()), "list": [hvd.rank()]}
+    rank = hvd.rank()
+    arrays = {
+        "f1": np.array([[1.0, 2.0], [4.0, 8.0]], np.float32) * (1 + 2 * rank),
+        "kept": keras.ops.convert_to_tensor([rank, 3.0], dtype="bfloat16"),
+        "list": [rank, 10 * rank, 7],
+    }
+    means = {"f1": [[2.0, 4.0], [8.0, 16.0]], "kept": [0.5, 3.0], "list": [0.5, 5.0, 7.0]}
+    logs = {"loss": 1.0 + rank, **arrays, "accuracy": np.float32(rank), "name": f"of {rank}", "ragged": [[rank], []]}
     hvd.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
-    assert logs == {"loss": 1.5, "accuracy": 0.5, "list": [hvd.rank()]}
+    assert {name: logs.pop(name).tolist() for name in arrays} == means
+    assert logs == {"loss": 1.5, "accuracy": 0.5, "name": f"of {rank}", "ragged": [[rank], []]}
+    assert type(logs["accuracy"]) is float
+    hvd.callbacks.MetricAverageCallback().on_epoch_end(0, {"name": f"of {rank}"})
+    for shape in ((2, 3), (6,)) if rank else ((3, 2), (5,)):  # as many elements, and not
+        with pytest.raises(hvd.MismatchError, match=r"MetricAverageCallback.*metrics"):
+            hvd.callbacks.MetricAverageCallback().on_epoch_end(0, {"f1": np.zeros(shape)})
     for names in (["a"], ["loss"], ["loss", "mae", f"of {hvd.rank()}"]):
         with pytest.raises(hvd.MismatchError):
             hvd.callbacks.MetricAverageCallback().on_epoch_end(0, dict.fromkeys([*names, f"last{hvd.rank()}"], 1.0))
@@ -137,6 +150,20 @@ def metrics_are_averaged(hvd: Any) -> None:
     for name in ("loss", "accuracy", "mae", "mse"):  # their marks are rounded apart, or not
         with means_of_49_ranks():
             hvd.callbacks.MetricAverageCallback().on_epoch_end(0, {name: 1.0})
+
+
+def metrics_of_classes_are_averaged(hvd: Any) -> None:
+    """By fit(), whose history has them."""
+    model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(3, activation="softmax")])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.0))
+    model.compile(optimizer, loss="categorical_crossentropy", metrics=[keras.metrics.F1Score(name="f1")])
+    rng = np.random.default_rng(hvd.rank())
+    x, y = rng.standard_normal((16, 6)), np.eye(3)[rng.integers(0, 3, 16)]
+    own = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: mine.append(np.array(logs["f1"])))
+    mine: list[np.ndarray] = []
+    start, average = hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()
+    history = model.fit(x, y, batch_size=8, verbose=0, callbacks=[start, own, average])
+    np.testing.assert_allclose(history.history["f1"][0], np.mean(hvd.allgather_object(mine[0]), axis=0))
 
 
 def a_rank_with_more_batches_is_told(hvd: Any) -> None:
@@ -406,6 +433,7 @@ CHECKS = [
     two_ranks_train_as_one_on_the_joined_batch,
     broadcasts_begin_with_the_roots_variables,
     metrics_are_averaged,
+    metrics_of_classes_are_averaged,
     a_rank_with_more_batches_is_told,
     learning_rates_follow_their_schedules,
     files_are_those_of_the_plain_optimizer,

@@ -295,6 +295,9 @@ def callbacks(tf: Any, hvd: Any) -> None:
         every = hvd.allgather_object([local.numpy().tolist(), model.layers[-1].bias.numpy().tolist()])
         assert every[0][0] != every[1][0]
         assert every[0][1] == every[1][1]
+    logs = {"f1": tf.constant([1.0, 3.0]) * (1 + rank), "loss": 1.0 + rank}
+    hvd.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
+    assert (logs["f1"].tolist(), logs["loss"]) == ([1.5, 4.5], 1.5)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "best.h5"
         best = hvd.callbacks.BestModelCheckpoint(monitor="loss", filepath=str(file))
