@@ -36,9 +36,10 @@ class DistributedMixin:
     def register_local_var(self, var: Any) -> None:
         """Leaves a variable's gradient out of the reduction: each rank has its own value of the variable.
 
-        The gradient is divided by the number of ranks, unless scale_local_gradients=False was given.
+        The gradient is divided by the number of ranks, unless scale_local_gradients=False was given. Raises
+        InvalidArgumentError for what is no variable.
         """
-        self._reduction.local_variables.append(var)
+        self._reduction.register_local(var)
 
     def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> Any:
         """The optimizer's apply(), with reduced gradients. Collective over the process set.

@@ -13,7 +13,7 @@ from ringreduce.errors import MismatchError
 from ringreduce.keras import backend, training
 from ringreduce.keras.compression import NoneCompressor
 from ringreduce.keras.first_step import FirstStep
-from ringreduce.keras.settings import Settings
+from ringreduce.keras.settings import Settings, check_variable
 
 Gradients = Sequence[Any]
 Key = Callable[[Any], Any]
@@ -28,6 +28,11 @@ class GradientReduction:
         self.local_layers = list(local_layers)  # asked for their variables when these are needed: then they are built
         self.local_variables: list[Any] = []
         self.first_step = FirstStep(training, settings, self.local)
+
+    def register_local(self, variable: Any) -> None:
+        """Makes a variable each rank's own. Raises InvalidArgumentError for what is none."""
+        check_variable(training, variable, "register_local_var()")
+        self.local_variables.append(variable)
 
     def is_needed(self) -> bool:
         """False outside of the process set, and in a set of one rank.

@@ -29,7 +29,7 @@ class LossScaleMixin:
 
     def register_local_var(self, var: Any) -> None:
         """As of any DistributedOptimizer."""
-        self._reduction.local_variables.append(var)
+        self._reduction.register_local(var)
 
     def check_finite(self, grads: Any) -> Any:
         """Whether the gradients of all ranks are finite. Collective."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ringreduce.collectives.ops import Average, Sum
 from ringreduce.common.arguments import check_predivide
@@ -34,6 +34,27 @@ def check(op: int, gradient_predivide_factor: float, backward_passes_per_step: i
         raise InvalidArgumentError("op currently only supports Average and Sum")
     if backward_passes_per_step <= 0:
         raise InvalidArgumentError("backward_passes_per_step must be > 0")
+
+
+class Variables(Protocol):
+    """What training.py and legacy/training.py know of variables, each of its Keras."""
+
+    VARIABLE: str
+
+    def is_variable(self, one: Any) -> bool: ...
+
+
+def check_variable(training: Variables, one: Any, who: str) -> None:
+    """Raises InvalidArgumentError for what is no variable, such as a layer, and cannot be a rank's own.
+
+    Args:
+        who: was given it.
+    """
+    if not training.is_variable(one):
+        raise InvalidArgumentError(
+            f"{who}: All local variables must be of {training.VARIABLE} type, such as model.weights[0]; this is a "
+            f"{type(one).__name__}"
+        )
 
 
 def check_local(optimizer: Any) -> None:

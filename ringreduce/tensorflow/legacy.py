@@ -12,7 +12,7 @@ from ringreduce.job.process_sets import ProcessSet
 from ringreduce.tensorflow.aggregation import LocalAggregation
 from ringreduce.tensorflow.first_step import FirstStep
 from ringreduce.tensorflow.gradients import GradientReducer, local_positions
-from ringreduce.tensorflow.variables import VariableRef
+from ringreduce.tensorflow.variables import VariableRef, check_local
 
 Scaled = tf.compat.v1.mixed_precision.MixedPrecisionLossScaleOptimizer
 _LEFT_OUT_ALONE = (
@@ -111,7 +111,11 @@ class _DistributedOptimizer(Wrapper):
             )
 
     def register_local_var(self, var: Any) -> None:
-        """Leaves a variable's gradient to this rank: it is not reduced, but divided by the number of ranks."""
+        """Leaves a variable's gradient to this rank: it is not reduced, but divided by the number of ranks.
+
+        Raises InvalidArgumentError for what is no variable.
+        """
+        check_local("register_local_var()", var)
         self._local_vars.add(VariableRef(var))
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:

@@ -15,7 +15,7 @@ from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.compression import Compression, Compressor
 from ringreduce.tensorflow.gradients import GradientReducer, local_positions
-from ringreduce.tensorflow.variables import VariableRef
+from ringreduce.tensorflow.variables import VariableRef, check_local
 
 
 class DistributedTape(tf.GradientTape):  # type: ignore[misc]
@@ -65,8 +65,10 @@ class DistributedTape(tf.GradientTape):  # type: ignore[misc]
     def register_local_source(self, source: Any) -> None:
         """Leaves a variable's gradient to this rank: it is not reduced, but divided by the number of ranks.
 
-        To be called before gradient(), on all ranks, for the same variables.
+        To be called before gradient(), on all ranks, for the same variables. A tensor that is watched may be one too.
+        Raises InvalidArgumentError for what is neither.
         """
+        check_local("register_local_source()", source, tf.Tensor)
         self._local_sources.add(VariableRef(source))
 
     def get_local_and_global_gradients(

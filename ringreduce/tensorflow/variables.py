@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringreduce.errors import UnavailableError
+from ringreduce.errors import InvalidArgumentError, UnavailableError
 
 
 class VariableRef:
@@ -50,6 +50,18 @@ def refs_to_vars(refs: Any) -> Any:
     if isinstance(refs, tuple):
         return [refs_to_vars(one) for one in refs]
     return refs.deref()
+
+
+def check_local(call: str, one: Any, *others: type) -> None:
+    """Raises InvalidArgumentError for what is no variable, such as a layer, and cannot be a rank's own.
+
+    Args:
+        others: classes that can, beside variables.
+    """
+    if not (isinstance(plain(one), (tf.Variable, *others)) or _distributed(plain(one))):
+        raise InvalidArgumentError(
+            f"{call} takes a variable, such as model.trainable_variables[0], not a {type(one).__name__}"
+        )
 
 
 def refuse_strategies(call: str, values: Iterable[Any] = ()) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ringreduce.collectives import ops
-from ringreduce.errors import InvalidArgumentError
 from ringreduce.keras.active import keras, training
+from ringreduce.keras.settings import check_variable
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
@@ -41,11 +41,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     def register_local_var(self, var: Any) -> None:
         """Leaves a variable out of the broadcast. Raises InvalidArgumentError for what is none."""
-        if not training.is_variable(var):
-            raise InvalidArgumentError(
-                f"BroadcastGlobalVariablesCallback: All local variables must be of {training.VARIABLE} type, such as "
-                f"model.weights[0]; this is a {type(var).__name__}"
-            )
+        check_variable(training, var, "BroadcastGlobalVariablesCallback")
         self._local.append(var)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:

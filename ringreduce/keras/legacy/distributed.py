@@ -15,7 +15,7 @@ import tensorflow as tf
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.keras.first_step import FirstStep
 from ringreduce.keras.legacy import training
-from ringreduce.keras.settings import Settings, check_local
+from ringreduce.keras.settings import Settings, check_local, check_variable
 from ringreduce.tensorflow.aggregation import LocalAggregation
 from ringreduce.tensorflow.gradients import GradientReducer
 from ringreduce.tensorflow.variables import VariableRef
@@ -80,8 +80,10 @@ class DistributedMixin:
     def register_local_var(self, var: Any) -> None:
         """Leaves a variable's gradient out of the reduction: each rank has its own value of the variable.
 
-        The gradient is divided by the number of ranks, unless scale_local_gradients=False was given.
+        The gradient is divided by the number of ranks, unless scale_local_gradients=False was given. Raises
+        InvalidArgumentError for what is no variable.
         """
+        check_variable(training, var, "register_local_var()")
         self._reduction.local_variables.append(var)
 
     def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> list[tuple[Any, Any]]:

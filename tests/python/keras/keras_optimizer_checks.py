@@ -117,6 +117,19 @@ def local_variables_are_not_clipped_with_shared_ones(hvd: Any) -> None:
         apply_steps(own_layer, [[np.ones(v.shape) for v in layer.trainable_variables]], layer.trainable_variables)
 
 
+def only_variables_are_local(hvd: Any) -> None:
+    layer = keras.layers.Dense(1)
+    layer.build((None, 2))
+    wrong = [layer, np.ones(2), "kernel", layer.trainable_variables]
+    if keras.backend.backend() == "torch":
+        wrong.append(layer.kernel.value)  # which is another object, and no key of the optimizer
+    for optimizer in (hvd.DistributedOptimizer(SGD(1.0)), hvd.DistributedOptimizer(LossScaleOptimizer(SGD(1.0)))):
+        for one in wrong:
+            with pytest.raises(hvd.InvalidArgumentError, match=r"local variables must be of keras\.Variable type"):
+                optimizer.register_local_var(one)
+        optimizer.register_local_var(layer.kernel)
+
+
 def groups_may_be_lists_of_variables(hvd: Any) -> None:
     mean = mean_gradients(0, hvd.size())
     for order, count in (([[1], [2, 0]], 2), ([[2]], 2), ([], 1)):
@@ -287,6 +300,7 @@ CHECKS = [
     steps_are_those_of_the_plain_optimizer,
     variables_may_be_local_or_without_gradient,
     local_variables_are_not_clipped_with_shared_ones,
+    only_variables_are_local,
     groups_may_be_lists_of_variables,
     process_sets_and_compression,
     loss_scaling_leaves_out_the_same_steps,

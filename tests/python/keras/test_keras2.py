@@ -143,6 +143,9 @@ def keeps_local_variables(tf: Any, hvd: Any, make: Any) -> None:
     optimizer = hvd.PartialDistributedOptimizer(make(1.0), local_layers=layer)  # not built yet
     optimizer.minimize(lambda: tf.reduce_sum(layer(x)) + tf.reduce_sum(shared * x), lambda: [layer.kernel, shared])
     close(layer.kernel, [[1 - (rank + 1) / 2]])
+    for wrong in (layer, layer.kernel.numpy(), [shared]):
+        with pytest.raises(hvd.InvalidArgumentError, match=r"must be of tf\.Variable type"):
+            optimizer.register_local_var(wrong)
     close(shared, [[1 - 1.5]])
 
 

@@ -187,6 +187,23 @@ def local_sources(rank: int) -> None:
                 [(_, ours)], [(_, theirs)] = tape.get_local_and_global_gradients(loss, kernels)
             near(ours, BASE.sum(0)[:, None] * (rank + 1) / 3)
             near(theirs, BASE.sum(0)[:, None] * 2)
+    watched = tf.constant(BASE)
+    with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+        tape.watch(watched)
+        tape.register_local_source(watched)
+        tape.register_local_source(layers[1].kernel)  # of Keras
+        loss = tf.reduce_sum(layers[1](watched)) * (rank + 1.0)
+    of_watched, of_kernel = tape.gradient(loss, [watched, layers[1].kernel])
+    near(of_watched, np.full((2, 3), 2 * (rank + 1) / 3))
+    near(of_kernel, np.outer(BASE.sum(0), [1, 1]) * (rank + 1) / 3)
+    legacy = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0))
+    legacy.register_local_var(layers[1].kernel)
+    for wrong in (layers[0], BASE, [shared], "kernel"):
+        for register in (tape.register_local_source, legacy.register_local_var):
+            with pytest.raises(hvd.InvalidArgumentError, match=r"takes a variable, such as .*, not a"):
+                register(wrong)
+    with pytest.raises(hvd.InvalidArgumentError, match="takes a variable"):
+        legacy.register_local_var(watched)
     with pytest.raises(ValueError, match="All local layers must be of"):
         hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=[layers[0], 3])
 
