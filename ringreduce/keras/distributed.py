@@ -48,6 +48,8 @@ class DistributedMixin:
         """
         me: Any = self
         gradients = list(grads)
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)  # which is passed on, and may be an iterator
         variables = list(me._trainable_variables if trainable_variables is None else trainable_variables)
         settings = self._reduction.settings
         if len(variables) != len(gradients) or not (self._reduction.is_needed() or is_sum(settings)):

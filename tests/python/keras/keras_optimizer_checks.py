@@ -55,6 +55,20 @@ def steps_are_those_of_the_plain_optimizer(hvd: Any) -> None:
             assert optimizer.get_config()["gradient_accumulation_steps"] == 2
 
 
+def variables_may_be_given_once_only(hvd: Any) -> None:
+    """By an iterator, as the plain optimizer takes them."""
+    variables = new_variables()
+    for options in ({}, {"backward_passes_per_step": 2}):
+        for start, variable in zip(values(7), variables, strict=True):
+            variable.assign(start)
+        optimizer = hvd.DistributedOptimizer(SGD(1.0), **options)
+        optimizer.build(variables)
+        for _ in range(2):
+            optimizer.apply((tensor(g) for g in gradients(0, hvd.rank())), iter(variables))
+        ours = [np.array(keras.ops.convert_to_numpy(v)) for v in variables]
+        assert_close(ours, [a - 2 * b for a, b in zip(values(7), mean_gradients(0, hvd.size()), strict=True)])
+
+
 def variables_may_be_local_or_without_gradient(hvd: Any) -> None:
     rank, size = hvd.rank(), hvd.size()
     mine, mean = gradients(0, rank), mean_gradients(0, size)
@@ -298,6 +312,7 @@ def ranks_without_the_same_gradients_are_told(hvd: Any) -> None:
 
 CHECKS = [
     steps_are_those_of_the_plain_optimizer,
+    variables_may_be_given_once_only,
     variables_may_be_local_or_without_gradient,
     local_variables_are_not_clipped_with_shared_ones,
     only_variables_are_local,
