@@ -33,7 +33,8 @@ def wrap(optimizer: Any, reduction: GradientReduction) -> Any:
     if scales:
         wrapped.inner_optimizer = wrap(optimizer.inner_optimizer, reduction)
     else:
-        _accumulate(wrapped, reduction.settings.backward_passes_per_step)
+        settings = reduction.settings
+        _accumulate(wrapped, settings.backward_passes_per_step, settings.average_aggregated_gradients)
     return wrapped
 
 
@@ -42,23 +43,27 @@ def _first_step_of(optimizer: Any) -> FirstStep | None:
     return reduction.first_step if isinstance(reduction, GradientReduction) else None
 
 
-def _accumulate(wrapped: Any, passes: int) -> None:
+def _accumulate(wrapped: Any, passes: int, average: bool) -> None:
     """Has the optimizer itself accumulate, unless there is one pass to a step."""
     own = wrapped.gradient_accumulation_steps
-    if passes == 1 or own == passes:
+    if passes == 1:
         return
-    if own:
+    accumulates = hasattr(wrapped, "_clip_gradients") and wrapped._plain.apply is keras.optimizers.Optimizer.apply
+    if own == passes and (accumulates or average):  # an apply() around Keras's takes its mean
+        return
+    if own and own != passes:
         raise InvalidArgumentError(
             f"backward_passes_per_step={passes}, and the optimizer has gradient_accumulation_steps={own}: give one"
+        )
+    if not accumulates:
+        raise UnavailableError(
+            f"backward_passes_per_step: {wrapped._plain.__name__} has an apply() of its own, which does not accumulate "
+            "or takes the mean of passes (average_aggregated_gradients=True)"
         )
     if wrapped.built:
         raise InvalidArgumentError(
             "backward_passes_per_step needs an optimizer that is not built yet, for it to have a place for the sums; "
             f"or give the optimizer gradient_accumulation_steps={passes} when you make it"
-        )
-    if not hasattr(wrapped, "_clip_gradients") or wrapped._plain.apply is not keras.optimizers.Optimizer.apply:
-        raise UnavailableError(
-            f"backward_passes_per_step: {wrapped._plain.__name__} has an apply() of its own, which does not accumulate"
         )
     wrapped.gradient_accumulation_steps = passes
 

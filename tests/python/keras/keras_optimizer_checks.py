@@ -242,6 +242,16 @@ def other_classes_of_optimizers(hvd: Any) -> None:
             return super().apply([2 * g for g in grads], trainable_variables)
 
     assert_close(apply_steps(hvd.DistributedOptimizer(Own(0.1)), mine), apply_steps(SGD(0.2), mean))
+    # Nothing is known of how it accumulates, but that Keras takes a mean, and no sum.
+    passes = {"backward_passes_per_step": 2}
+    for scaled in (lambda one: one, LossScaleOptimizer):
+        with pytest.raises(hvd.UnavailableError, match="apply"):
+            hvd.DistributedOptimizer(scaled(Own(0.1, gradient_accumulation_steps=2)), **passes)
+    optimizer = hvd.DistributedOptimizer(
+        Own(0.1, gradient_accumulation_steps=2), average_aggregated_gradients=True, **passes
+    )
+    both = [[a + b for a, b in zip(*mean, strict=True)]]
+    assert_close(apply_steps(optimizer, mine), apply_steps(SGD(0.1), both))
 
 
 def it_stays_the_same_optimizer(hvd: Any) -> None:
