@@ -285,6 +285,27 @@ ROWS = (
         ("test_tensorflow_gradients.py",),
     ),
     Mutation(
+        "keras-2-scaled-passes",
+        "ringreduce/keras/legacy/distributed.py",
+        "        if is_scaled and self._agg_helper is not None:\n",
+        "        if is_scaled and self._agg_helper is None:\n",
+        ("test_keras2.py::test_keras_2_trains_as_horovod_did",),
+    ),
+    Mutation(
+        "tensorflow-1-scaled-within",
+        "ringreduce/tensorflow/legacy.py",
+        "if has_local and (_leaves_out(around) or _leaves_out(self._optimizer)):",
+        "if has_local and _leaves_out(around):",
+        ("test_tensorflow_gradients.py",),
+    ),
+    Mutation(
+        "reduced-by-a-tape",
+        "ringreduce/tensorflow/tape.py",
+        "            if after is not before:",
+        "            if after is before:",
+        ("test_tensorflow_gradients.py",),
+    ),
+    Mutation(
         "what-was-applied",
         "ringreduce/torch/collectives/horovod_functions.py",
         "return reducescatter(tensor, name, Compression.none, op,",
