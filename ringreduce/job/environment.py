@@ -1,6 +1,7 @@
 """Which rank is this process, of how many: asked of the arguments, then of each launcher's variables in a fixed order.
 
-Order: arguments, RINGREDUCE_* (ringrun), Open MPI, PMIx, MPICH's PMI, torchrun, Slurm, HOROVOD_*, else one process.
+Order: arguments, RINGREDUCE_* (ringrun), torchrun, Open MPI, PMIx, MPICH's PMI, RANK and WORLD_SIZE alone, Slurm,
+HOROVOD_*, else one process.
 The first launcher that left its mark answers alone: answers are never mixed. Reads the given mapping and, where a
 launcher names its job nowhere, /proc for the process that started the ranks. Any thread.
 """
@@ -264,17 +265,23 @@ _PMI_SIZE = ("PMI_SIZE",)
 _SLURM_SIZE = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 _SLURM_PLACE = ("", "", "SLURM_NODEID", "SLURM_STEP_NUM_NODES")  # no variable counts the tasks of one node plainly
 
+_TORCH = (("RANK",), ("WORLD_SIZE",), "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", _torchrun_job)
+
+# Ranks inherit the variables of an outer launcher. torchrun is often one task of a step of srun's, or of mpirun's, on
+# each node: all of its ranks have that one task's PMIX_RANK, PMI_RANK or OMPI_COMM_WORLD_RANK. So torchrun comes before
+# them where its own TORCHELASTIC_RUN_ID is set. An mpirun within a rank of torchrun's is rarer: it is answered with
+# torchrun's place, and all of its ranks say that they are the same one, which is an error at init().
 # Slurm's marks include the step: in a batch script, outside srun, there is no step and the process is alone.
-# torchrun's names are common words: both must be there before they are believed.
+# RANK and WORLD_SIZE are common words: both must be there before they are believed, and MPI's names win over them.
 _LAUNCHERS = (
     _of("RINGREDUCE_", "ringrun", ("RINGREDUCE_RANK",), _ringrun_job),
+    Launcher("torchrun", ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"), *_TORCH),
     _of("OMPI_COMM_WORLD_", "openmpi", ("OMPI_COMM_WORLD_RANK",), _pmix_job),
     Launcher("pmix", ("PMIX_RANK",), ("PMIX_RANK",), (*_PMI_SIZE, *_SLURM_SIZE), *_SLURM_PLACE, _pmix_job),
     Launcher("mpich", ("PMI_RANK", "MPI_LOCALNRANKS"), ("PMI_RANK",), _PMI_SIZE,
              "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "", "", _pmi_job),
     Launcher("mpich", ("PMI_RANK",), ("PMI_RANK",), _PMI_SIZE, *_SLURM_PLACE, _pmi_job),  # srun --mpi=pmi2
-    Launcher("torchrun", ("RANK", "WORLD_SIZE"), ("RANK",), ("WORLD_SIZE",),
-             "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", _torchrun_job),
+    Launcher("torchrun", ("RANK", "WORLD_SIZE"), *_TORCH),
     Launcher("slurm", ("SLURM_PROCID", "SLURM_STEP_ID"), ("SLURM_PROCID",), _SLURM_SIZE, *_SLURM_PLACE, _slurm_job),
     _of("HOROVOD_", "horovod", ("HOROVOD_RANK",), _horovod_job),
 )  # fmt: skip

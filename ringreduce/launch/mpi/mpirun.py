@@ -46,6 +46,7 @@ def run(options: argparse.Namespace, prog: str) -> int:
 def environment(options: argparse.Namespace, base: Mapping[str, str]) -> dict[str, str]:
     """mpirun's variables, which the ranks inherit."""
     environ = without_places(base)
+    environ.pop("TORCHELASTIC_RUN_ID", None)  # where a rank of torchrun's starts ringrun: these ranks are mpirun's
     environ.update(options.variables)
     environ["RINGREDUCE_TRANSPORT"] = "auto"  # "mpi" would have ranks of one host talk by MPI too
     if share := cores_each(options, cores()):

@@ -69,6 +69,20 @@ HOROVODRUN = {
 with open(f"/proc/{os.getppid()}/stat") as stat:
     PARENT = f"{os.getppid()}.{stat.read().rpartition(')')[2].split()[19]}"
 
+TORCHRUN_OF_8 = TORCHRUN | {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}
+PLACE_OF_8 = Placement(3, 8, 3, 8, 0, 1, "torchrun", f"torch-none-29500-1-{PARENT}")
+SRUN_OF_1 = SLURM | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"}
+ONE_TASK = {
+    "mpirun (Open MPI)": OPEN_MPI
+    | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "PMIX_RANK": "0"}
+    | {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
+    "mpirun (MPICH)": HYDRA | {"PMI_RANK": "0", "PMI_SIZE": "1", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"},
+    "srun --mpi=pmix": SRUN_OF_1 | {"PMIX_RANK": "0", "PMIX_NAMESPACE": "slurm.pmix.77.5"},
+    "srun --mpi=pmi2": SRUN_OF_1 | {"PMI_RANK": "0", "PMI_SIZE": "1", "PMI_JOBID": "77.5"},
+    "srun": SRUN_OF_1,
+}
+"""Whose ranks are one, which has started torchrun; all of torchrun's ranks have inherited these."""
+
 PLACES = [
     ("nothing", {"HOME": "/"}, Placement(0, 1, 0, 1, 0, 1, "single", "")),
     ("ringrun", RINGRUN, Placement(1, 3, 1, 3, 0, 1, "ringrun", "ringrun-12-ab")),
@@ -81,6 +95,12 @@ PLACES = [
     ("ringrun within mpirun", OPEN_MPI | RINGRUN, Placement(1, 3, 1, 3, 0, 1, "ringrun", "ringrun-12-ab")),
     ("mpirun within srun", SLURM | OPEN_MPI, Placement(2, 4, 2, 4, 0, 1, "openmpi", "pmix-1181941761")),
     ("torchrun within srun", SLURM | TORCHRUN, Placement(1, 2, 1, 2, 0, 1, "torchrun", f"torch-none-29500-1-{PARENT}")),
+    *(
+        (f"torchrun within one task of {outer}", environ | TORCHRUN_OF_8, PLACE_OF_8)
+        for outer, environ in ONE_TASK.items()
+    ),
+    ("mpirun beside RANK and WORLD_SIZE", OPEN_MPI | {"RANK": "0", "WORLD_SIZE": "8"},
+     Placement(2, 4, 2, 4, 0, 1, "openmpi", "pmix-1181941761")),
     ("horovod's names lose", HOROVODRUN | SLURM, Placement(3, 4, 3, 4, 0, 1, "slurm", "slurm-77.5")),
     ("an sbatch script outside srun", {k: SLURM[k] for k in ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_ID")},
      Placement(0, 1, 0, 1, 0, 1, "single", "")),

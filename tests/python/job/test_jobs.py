@@ -113,6 +113,26 @@ def test_two_launchers_at_once(launcher: list[str], tmp_path: Path) -> None:
         assert [line for line in text.splitlines() if "W1" not in line] == [str(total)] * 2, text
 
 
+@pytest.mark.parametrize(
+    "outer",
+    [
+        {"PMIX_RANK": "0", "PMIX_NAMESPACE": "slurm.pmix.77.0"},
+        {"PMI_RANK": "0", "PMI_SIZE": "1", "PMI_JOBID": "77.0"},
+        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "PMIX_RANK": "0", "PMIX_NAMESPACE": "7"},
+    ],
+    ids=["srun --mpi=pmix", "srun --mpi=pmi2", "mpirun"],
+)
+def test_torchrun_within_one_task_of_another_launcher(outer: dict[str, str], tmp_path: Path) -> None:
+    """Its ranks are one job, and not each one of its own, though each has inherited that it is the only rank."""
+    pytest.importorskip("torch")
+    script = tmp_path / "script.py"
+    script.write_text(ONE_RANK)
+    step = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}
+    command = [sys.executable, "-m", *TORCHRUN, str(script), "10", "1"]
+    (text,) = ended([start(command, OMP_NUM_THREADS="1", **step, **outer)])
+    assert [line for line in text.splitlines() if "W1" not in line] == ["30.0"] * 2, text
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_ranks_behind_a_shell_each(size: int) -> None:
     """Their parents differ; what has started the shells is the same. Two such jobs, each from a shell of its own."""

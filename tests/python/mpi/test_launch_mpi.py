@@ -13,6 +13,7 @@ import pytest
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.job import communicators
+from ringreduce.job.environment import launcher_size
 from ringreduce.launch import options
 from ringreduce.launch.mpi import loaded, mpirun
 
@@ -138,6 +139,13 @@ def test_what_the_user_has_set_stays() -> None:
     environ = mpirun.environment(read, {"OMP_NUM_THREADS": "7"})
     assert environ["OMP_NUM_THREADS"] == "7"
     assert environ["RINGREDUCE_CACHE_CAPACITY"] == "99"
+
+
+def test_within_a_rank_of_torchruns_the_ranks_are_mpiruns() -> None:
+    read = options.read(["--transport", "mpi", "-np", "2", "train"], "ringrun")
+    inherited = {"RANK": "3", "WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "7"}
+    environ = mpirun.environment(read, inherited) | {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+    assert launcher_size(environ) == ("openmpi", 2)
 
 
 def test_root(monkeypatch: pytest.MonkeyPatch) -> None:
