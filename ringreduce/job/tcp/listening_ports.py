@@ -6,7 +6,7 @@ import errno
 import os
 import socket
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 
@@ -43,6 +43,21 @@ def meeting_ports(ports: range) -> range:
 def listening(ip: str, ports: Sequence[int], backlog: int) -> socket.socket:
     """A socket that listens at an address of this host. Raises UnavailableError where all ports are taken."""
     return first_free(ports, ip, lambda port: _listening(ip, port, backlog))
+
+
+def addresses_of(host: str, port: int) -> list[tuple[int, int, int, Any]]:
+    """(family, kind, protocol, address) for each address of a name, or for an address: where a rank may listen.
+
+    None is of all interfaces or link-local: a name may have such ones beside the one that is meant, and resolvers put
+    IPv6's link-local ones first. Raises socket.gaierror.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    usable = [
+        (int(family), int(kind), protocol, address)
+        for family, kind, protocol, _, address in found
+        if address[0] not in ("0.0.0.0", "::") and not str(address[0]).lower().startswith("fe80:")
+    ]
+    return list(dict.fromkeys(usable))
 
 
 def first_free(ports: Sequence[int], ip: str, make: Callable[[int], Made]) -> Made:

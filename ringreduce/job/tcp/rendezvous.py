@@ -38,6 +38,7 @@ from ringreduce.job.handshake import same_mac, told_error
 from ringreduce.job.os_errors import errno_text
 from ringreduce.job.tcp.dial import first_connected
 from ringreduce.job.tcp.listening_ports import ANY, VARIABLE, allowed_ports, listening, meeting_ports
+from ringreduce.job.tcp.unproven import NO_ROOM
 
 MAGIC = b"ringrdt2"
 NONCE_NBYTES = 32
@@ -52,7 +53,6 @@ BACKLOG = 1024
 """Of the socket where a rank listens for the others."""
 CONNECT_S = 3.0
 """One attempt at the addresses of rank 0's host; a packet filter that drops packets answers none."""
-NO_ROOM = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 HOST_HAS_GONE = frozenset((errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH))
 """What a connection ends with whose other side's host answers no more."""
 TURNED_AWAY_S = 0.02

@@ -10,7 +10,6 @@ import contextlib
 import errno
 import json
 import os
-import resource
 import selectors
 import socket
 import time
@@ -29,14 +28,13 @@ from ringreduce.job import places
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.handshake import same_mac
 from ringreduce.job.os_errors import errno_text
-from ringreduce.job.tcp.listening_ports import ANY, listening
+from ringreduce.job.tcp.listening_ports import ANY, addresses_of, listening
 from ringreduce.job.tcp.rendezvous import (
     CHALLENGE_NBYTES,
     HELLO_NBYTES,
     LENGTH,
     MAC_NBYTES,
     MAGIC,
-    NO_ROOM,
     NONCE_NBYTES,
     RECORD_NBYTES_MOST,
     TcpMeeting,
@@ -49,25 +47,12 @@ from ringreduce.job.tcp.rendezvous import (
     session_key,
     unsealed,
 )
+from ringreduce.job.tcp.unproven import BROKEN, NO_ROOM, UNPROVEN_MOST, places_of_unproven
 
 UNPROVEN_S = 5.0
 """Who has not proven within this time that it knows the secret is turned away."""
-UNPROVEN_MOST = 64
-"""Beside one for each rank."""
-UNPROVEN_LEAST = 16
-"""Also where the limit of descriptors is low."""
-SPARE_DESCRIPTORS = 16
-"""What strangers leave to the other threads of this process, beside one for each rank."""
 NO_ROOM_S = 2.0
 """How long rank 0 waits for a descriptor where ranks, and no strangers, have all of them."""
-BROKEN = frozenset(
-    (
-        *(errno.EAGAIN, errno.ECONNABORTED, errno.ECONNRESET, errno.EPROTO, errno.EPERM, errno.ETIMEDOUT),
-        *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENONET),
-        *(errno.ENOPROTOOPT, errno.EOPNOTSUPP),
-    )
-)
-"""What accept() reports of a connection that is gone already: accept(2), "Error handling"."""
 UNKNOWN_NAME_S = 0.25
 """How long rank 0 waits before it asks for its name again: a pod's name is known once the pod is ready."""
 UNKNOWN = (socket.EAI_AGAIN, socket.EAI_NONAME, socket.EAI_NODATA)
@@ -151,7 +136,7 @@ class _Server:
         self._has_no_room: Deadline | None = None
         self._listener = gate or listening_at(meeting.host, meeting.port, meeting.size, meeting.me(), deadline)
         try:
-            self._places = _places(meeting.size)
+            self._places = places_of_unproven(meeting.size, meeting.size)
             self._selector = selectors.DefaultSelector()
             self._listener.setblocking(False)
             self._selector.register(self._listener, selectors.EVENT_READ)
@@ -389,19 +374,6 @@ class _Server:
         )
 
 
-def _places(size: int) -> int:
-    """For how many connections that have proven nothing there is room, beside those of the ranks."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if limit == resource.RLIM_INFINITY:
-        return UNPROVEN_MOST + size
-    try:
-        used = len(os.listdir("/proc/self/fd"))
-    except OSError:  # no /proc
-        return UNPROVEN_LEAST
-    left = limit - used - size - SPARE_DESCRIPTORS
-    return min(UNPROVEN_MOST + size, max(UNPROVEN_LEAST, left))
-
-
 def listening_at(host: str, port: int, size: int, me: str, deadline: Deadline) -> socket.socket:
     """A socket that listens at this address of this host for so many ranks; port 0 is any that is free, or one of
     RINGREDUCE_PORTS.
@@ -424,7 +396,7 @@ def _listening_at(host: str, port: int, where: str, backlog: int, me: str, deadl
     busy = Deadline(BUSY_PORT_S)
     while True:
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            usable = addresses_of(host, port)
         except OSError as error:
             may_come = isinstance(error, socket.gaierror) and error.errno in UNKNOWN and not _is_number(host)
             # The other ranks have to be told, and wait as long as this one.
@@ -435,24 +407,17 @@ def _listening_at(host: str, port: int, where: str, backlog: int, me: str, deadl
             time.sleep(min(UNKNOWN_NAME_S, deadline.remaining_s()))
             continue
         reason: OSError | None = None
-        # A name may have such addresses beside the one that is meant: resolvers put IPv6's link-local ones first.
-        usable = [one for one in found if one[4][0] not in ("0.0.0.0", "::") and "%" not in str(one[4][0])]
         if not usable:
             raise InvalidArgumentError(
                 f"{me}: {where} is not the address of one interface that all hosts know: give one of rank 0's own "
                 "addresses, and no link-local one"
             )
-        for family, kind, protocol, _, address in usable:
-            listener = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
+        for family, kind, protocol, address in usable:
             try:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind(address)
-                listener.listen(backlog)  # two sockets may be bound to one port while none of them listens
-                return listener
-            except OSError as error:
+                return _listener(family, kind, protocol, address, backlog)
+            except OSError as error:  # also of a family that this kernel has not, such as IPv6 where that is off
                 if reason is None or reason.errno != errno.EADDRINUSE:
                     reason = error
-                listener.close()
         if reason is not None and reason.errno != errno.EADDRINUSE:
             raise InvalidArgumentError(
                 f"{me}: cannot listen at {where}: {reason}. The address has to be one of rank 0's own host, which the "
@@ -464,6 +429,18 @@ def _listening_at(host: str, port: int, where: str, backlog: int, me: str, deadl
             )
         with contextlib.suppress(InterruptedError):
             time.sleep(1e-2)
+
+
+def _listener(family: int, kind: int, protocol: int, address: Any, backlog: int) -> socket.socket:
+    listener = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(backlog)  # two sockets may be bound to one port while none of them listens
+    except BaseException:
+        listener.close()
+        raise
+    return listener
 
 
 def _is_number(host: str) -> bool:

@@ -190,11 +190,12 @@ def leave_descriptors(count: int) -> None:
             free += 1
 
 
+@pytest.mark.parametrize("link_local", ["fe80::1", "fe80::1%lo"])
 @pytest.mark.parametrize("others", [[], ["127.0.0.1"]])
-def test_a_name_with_a_link_local_address(others: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_with_a_link_local_address(others: list[str], link_local: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Resolvers put it first. The other addresses of that name are as good as if there were no such one."""
     stream, port = (socket.SOCK_STREAM, 0, ""), free_port()
-    found: list[Any] = [(socket.AF_INET6, *stream, ("fe80::1%lo", port, 0, 1))]
+    found: list[Any] = [(socket.AF_INET6, *stream, (link_local, port, 0, 1))]
     found += [(socket.AF_INET, *stream, (ip, port)) for ip in others]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     if others:
@@ -203,6 +204,24 @@ def test_a_name_with_a_link_local_address(others: list[str], monkeypatch: pytest
     else:
         with pytest.raises(InvalidArgumentError, match=r"is not the address of one interface .* no link-local one"):
             listening_at("node", port, 2, "me", Deadline(HANG_S))
+
+
+def test_a_name_with_an_address_of_a_family_that_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As names have beside their IPv4 address where the kernel was started with ipv6.disable=1."""
+    port = free_port()
+    addresses = [(socket.AF_INET6, ("2001:db8::7", port, 0, 0)), (socket.AF_INET, ("127.0.0.1", port))]
+    found = [(family, socket.SOCK_STREAM, 0, "", address) for family, address in addresses]
+    real = socket.socket
+
+    def without_ipv6(family: int, *words: Any) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+        return real(family, *words)
+
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr(socket, "socket", without_ipv6)
+    with listening_at("node", port, 2, "me", Deadline(HANG_S)) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
 
 
 def meets_with_few_descriptors(port: int, count: int) -> int:
