@@ -7,7 +7,9 @@ hosts. So the caller sends 32 random bytes, and believes only who answers with t
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
+import math
 import os
 import selectors
 import socket
@@ -16,12 +18,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ringreduce.errors import UnavailableError
-from ringreduce.job.tcp.listening_ports import first_free
+from ringreduce.job.tcp.listening_ports import addresses_of, first_free
+from ringreduce.job.tcp.unproven import NO_ROOM, places_of_unproven
 
 NONCE_NBYTES = 32
 MAC_NBYTES = 32
 TRY_S = 3.0
-CALLERS_MOST = 256
+AGAIN_S = 0.02
+"""How long a caller waits that was turned away."""
 
 
 def mac(key: bytes, nonce: bytes) -> bytes:
@@ -32,27 +36,36 @@ def mac(key: bytes, nonce: bytes) -> bytes:
 class Gate:
     """Answers callers at some addresses of this host, and keeps the ports until close() for rank 0.
 
+    Where there is no room for one more, the caller goes that has been silent longest: it comes again if it is a host of
+    the job, and nobody keeps the others out by being silent.
+
     Args:
+        hosts: addresses, or names with one or more.
         ports: it takes the first that is free at each address.
         selector: calls what answers.
+        others: how many hosts look for this one, each at all addresses at a time.
     """
 
-    def __init__(self, key: bytes, hosts: Sequence[str], ports: range, selector: selectors.BaseSelector) -> None:
+    def __init__(
+        self, key: bytes, hosts: Sequence[str], ports: range, selector: selectors.BaseSelector, others: int
+    ) -> None:
         self.addresses: list[tuple[str, int]] = []
         self.refused: dict[str, str] = {}
-        """Why nobody can be found at an address."""
+        """Why nobody can be found at an address, or by a name."""
         self._key = key
         self._selector = selector
         self._kept: list[socket.socket] = []
         self._listeners: list[socket.socket] = []
         self._callers: dict[socket.socket, bytes] = {}
-        for host in hosts:
+        own = self._addresses_of(hosts)
+        self._places = places_of_unproven(others * len(own))
+        for ip in own:
             try:
-                first_free(ports, host, partial(self._listen, host))
+                first_free(ports, ip, partial(self._listen, ip))
             except OSError as error:
-                self.refused[host] = error.strerror or str(error)
+                self.refused[ip] = error.strerror or str(error)
             except UnavailableError as error:
-                self.refused[host] = str(error)
+                self.refused[ip] = str(error)
 
     def close_to_callers(self) -> None:
         """Answers nobody any more. Rank 0 can listen now; nobody else gets its port."""
@@ -69,17 +82,32 @@ class Gate:
             each.close()
         self._kept.clear()
 
-    def _listen(self, host: str, port: int) -> None:
+    def _addresses_of(self, hosts: Sequence[str]) -> list[str]:
+        """All addresses, each once, in their order."""
+        found: dict[str, None] = {}
+        for host in hosts:
+            try:
+                addresses = [str(address[0]) for _, _, _, address in addresses_of(host, 0)]
+            except OSError as error:
+                self.refused[host] = error.strerror or str(error)
+                continue
+            if not addresses:
+                self.refused[host] = "it is not the address of one interface that all hosts know"
+            found |= dict.fromkeys(addresses)
+        return list(found)
+
+    def _listen(self, ip: str, port: int) -> None:
         """Several sockets may be bound to a port, while one of them at most listens."""
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family = socket.AF_INET6 if ":" in ip else socket.AF_INET
         with contextlib.ExitStack() as undo:
-            pair = [undo.enter_context(socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)) for _ in range(2)]
-            kept, listener = pair
-            for each in pair:
+            kept, listener = (
+                undo.enter_context(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)) for _ in range(2)
+            )
+            for each in (kept, listener):
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            kept.bind(address)
+            kept.bind((ip, port))
             listener.bind(kept.getsockname())
-            listener.listen(CALLERS_MOST)
+            listener.listen(self._places)
             undo.pop_all()
         self._kept.append(kept)
         self._listeners.append(listener)
@@ -87,16 +115,27 @@ class Gate:
         self._selector.register(listener, selectors.EVENT_READ, lambda: self._on_caller(listener))
 
     def _on_caller(self, listener: socket.socket) -> None:
+        if len(self._callers) >= self._places:
+            self._make_room()
         try:
             caller, _ = listener.accept()
-        except OSError:  # it has gone
-            return
-        if len(self._callers) >= CALLERS_MOST:
-            caller.close()
+        except OSError as error:  # it has gone, or there is no descriptor for it
+            if error.errno in NO_ROOM and not self._make_room():
+                time.sleep(AGAIN_S)
             return
         caller.setblocking(False)
         self._callers[caller] = b""
         self._selector.register(caller, selectors.EVENT_READ, lambda: self._on_nonce(caller))
+
+    def _make_room(self) -> bool:
+        """Whether the oldest caller could go: answered, if it has said something, which was not read yet."""
+        oldest = next(iter(self._callers), None)
+        if oldest is None:
+            return False
+        self._on_nonce(oldest)
+        if oldest in self._callers:
+            self._turn_away(oldest)
+        return True
 
     def _on_nonce(self, caller: socket.socket) -> None:
         try:
@@ -110,6 +149,9 @@ class Gate:
             return
         except OSError:  # it has gone
             pass
+        self._turn_away(caller)
+
+    def _turn_away(self, caller: socket.socket) -> None:
         self._selector.unregister(caller)
         del self._callers[caller]
         caller.close()
@@ -120,20 +162,29 @@ def reasons_against(key: bytes, addresses: Sequence[tuple[str, int]], timeout_s:
     callers = [_Caller(key, address) for address in addresses]
     until = time.monotonic() + timeout_s
     with selectors.PollSelector() as selector:
-        for caller in callers:
-            caller.begin(selector)
-        while selector.get_map() and (left_s := until - time.monotonic()) > 0:
-            for item, _ in selector.select(left_s):
+        while any(caller.reason is None for caller in callers) and (now := time.monotonic()) < until:
+            next_s = until
+            for caller in callers:
+                if caller.again_s <= now:
+                    caller.begin(selector)
+                next_s = min(next_s, caller.again_s)
+            for item, _ in selector.select(next_s - now):
                 item.data()
         for caller in callers:
             if caller.reason is None:
-                caller.end(f"no answer within {timeout_s:g} s")
+                how = ": connections are ended there" if caller.was_turned_away else ""
+                caller.end(f"no answer within {timeout_s:g} s{how}")
     return [str(caller.reason) for caller in callers]
 
 
 class _Caller:
+    """Calls one address, again and again where a gate without room for it turns it away."""
+
     def __init__(self, key: bytes, address: tuple[str, int]) -> None:
         self.reason: str | None = None
+        self.again_s = 0.0
+        """When (monotonic) to begin."""
+        self.was_turned_away = False
         self._nonce = os.urandom(NONCE_NBYTES)
         self._right = mac(key, self._nonce)
         self._address = address
@@ -142,6 +193,7 @@ class _Caller:
         self._selector: selectors.BaseSelector | None = None
 
     def begin(self, selector: selectors.BaseSelector) -> None:
+        self.again_s = math.inf
         family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
         try:
             self._socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -155,10 +207,22 @@ class _Caller:
 
     def end(self, reason: str) -> None:
         self.reason = reason
+        self.again_s = math.inf
+        self._hang_up()
+
+    def _hang_up(self) -> None:
         if self._selector is not None and self._socket is not None:
             self._selector.unregister(self._socket)
         if self._socket is not None:
             self._socket.close()
+        self._socket = self._selector = None
+
+    def _come_again(self) -> None:
+        """The connection has ended before all of an answer was there. Whoever listens there may have had no room."""
+        self._hang_up()
+        self._answer = b""
+        self.was_turned_away = True
+        self.again_s = time.monotonic() + AGAIN_S
 
     def _guarded(self, handle: Callable[[socket.socket], None]) -> Callable[[], None]:
         def guarded() -> None:
@@ -168,15 +232,17 @@ class _Caller:
             except BlockingIOError:
                 return
             except OSError as error:
-                self.end(error.strerror or str(error))
+                if isinstance(error, ConnectionError) and error.errno != errno.ECONNREFUSED:
+                    self._come_again()
+                else:
+                    self.end(error.strerror or str(error))
 
         return guarded
 
     def _on_connected(self, connection: socket.socket) -> None:
         error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
-            self.end(os.strerror(error))
-            return
+            raise OSError(error, os.strerror(error))
         connection.send(self._nonce)
         assert self._selector is not None
         self._selector.modify(connection, selectors.EVENT_READ, self._guarded(self._on_answer))
@@ -185,5 +251,8 @@ class _Caller:
         more = connection.recv(MAC_NBYTES - len(self._answer))
         self._answer += more
         if more and len(self._answer) < MAC_NBYTES:
+            return
+        if not more:
+            self._come_again()
             return
         self.end("" if hmac.compare_digest(self._answer, self._right) else "another program, or machine, answers")

@@ -143,7 +143,8 @@ class Agent:
             return
         order = json.loads(body)
         if kind == Kind.LISTEN:
-            self._gate = Gate(bytes.fromhex(order["key"]), order["hosts"], range(*order["ports"]), self._selector)
+            key, ports = bytes.fromhex(order["key"]), range(*order["ports"])
+            self._gate = Gate(key, order["hosts"], ports, self._selector, order["others"])
             self._tell(Kind.LISTENING, {"addresses": self._gate.addresses, "refused": list(self._gate.refused.items())})
         elif kind == Kind.TRY:
             addresses = [(str(ip), int(port)) for ip, port in order["addresses"]]

@@ -68,7 +68,8 @@ class Meeting:
         self._asked = self._candidates()
         port = self._address[1]
         ports = range(port, port + 1) if port else self._ports
-        self._tell(0, Kind.LISTEN, {"key": self._key, "hosts": self._asked, "ports": [ports.start, ports.stop]})
+        order = {"key": self._key, "hosts": self._asked, "ports": [ports.start, ports.stop]}
+        self._tell(0, Kind.LISTEN, order | {"others": len(self._names) - 1})
         return False
 
     def on_listening(self, host: int, news: Listening) -> None:

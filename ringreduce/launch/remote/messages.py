@@ -56,7 +56,7 @@ class Kind(enum.IntEnum):
 
     # From ringrun; agent.py has their fields.
     LISTEN = 32
-    """Be found at some addresses: {key, hosts, port}."""
+    """Be found at some addresses by so many other hosts: {key, hosts, ports, others}."""
     TRY = 33
     """Look which addresses lead to that host: {key, addresses}."""
     START = 34

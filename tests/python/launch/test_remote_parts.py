@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import errno
 import json
 import os
 import re
@@ -10,6 +13,8 @@ import shlex
 import socket
 import subprocess
 import sys
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +29,11 @@ from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.job.tcp.interfaces import Interfaces, interfaces
 from ringreduce.job.tcp.listening_ports import ANY
 from ringreduce.launch import options
+from ringreduce.launch.events import handle
 from ringreduce.launch.hosts import Host
 from ringreduce.launch.python import run_code, run_module
 from ringreduce.launch.remote import ssh
-from ringreduce.launch.remote.addresses import Gate, mac, reasons_against
+from ringreduce.launch.remote.addresses import TRY_S, Gate, mac, reasons_against
 from ringreduce.launch.remote.call import call_orders
 from ringreduce.launch.remote.launch import filled, orders
 from ringreduce.launch.remote.meeting import Meeting
@@ -67,16 +73,15 @@ def test_interfaces_have_no_loopback_addresses() -> None:
 def served(selector: selectors.BaseSelector, child: subprocess.Popen[str]) -> str:
     """Lets a gate answer until the child has ended; returns what the child has said."""
     while child.poll() is None:
-        for key, _ in selector.select(0.01):
-            key.data()
+        handle(selector, 0.01)
     return child.communicate(timeout=HANG_S)[0]
 
 
 TRY = """
 import sys
 from ringreduce.launch.remote.addresses import reasons_against
-addresses = [(ip, int(port)) for ip, port in zip(sys.argv[2::2], sys.argv[3::2])]
-print(reasons_against(bytes.fromhex(sys.argv[1]), addresses))
+addresses = [(ip, int(port)) for ip, port in zip(sys.argv[3::2], sys.argv[4::2])]
+print(reasons_against(bytes.fromhex(sys.argv[1]), addresses, float(sys.argv[2])))
 """
 
 
@@ -85,7 +90,7 @@ def test_an_address_counts_where_the_right_host_answers() -> None:
         closed.bind(("127.0.0.1", 0))
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        gate = Gate(KEY, ["127.0.0.1", "127.0.0.2"], ANY, selector)
+        gate = Gate(KEY, ["127.0.0.1", "127.0.0.2"], ANY, selector, 1)
         assert gate.refused == {}
         assert [ip for ip, _ in gate.addresses] == ["127.0.0.1", "127.0.0.2"]
         tried = [*gate.addresses, closed.getsockname(), silent.getsockname()]
@@ -94,7 +99,7 @@ def test_an_address_counts_where_the_right_host_answers() -> None:
             (KEY, ["", "", "Connection refused", "no answer within 3 s"]),
             (b"x" * 32, [*["another program, or machine, answers"] * 2, "Connection refused", "no answer within 3 s"]),
         ):
-            command = run_code(TRY, key.hex(), *words)
+            command = run_code(TRY, key.hex(), str(TRY_S), *words)
             with subprocess.Popen(command, env=clean_environment(), stdout=subprocess.PIPE, text=True) as child:
                 assert served(selector, child).strip() == str(expected)
         gate.close()
@@ -103,7 +108,7 @@ def test_an_address_counts_where_the_right_host_answers() -> None:
 
 def test_a_gate_keeps_its_port_for_rank_0() -> None:
     with selectors.PollSelector() as selector:
-        gate = Gate(KEY, ["127.0.0.1", "192.0.2.1"], ANY, selector)
+        gate = Gate(KEY, ["127.0.0.1", "192.0.2.1"], ANY, selector, 1)
         assert list(gate.refused) == ["192.0.2.1"]
         (address,) = gate.addresses
         gate.close_to_callers()
@@ -119,9 +124,75 @@ def test_a_gate_keeps_its_port_for_rank_0() -> None:
             another.bind(address)
 
 
+def reasons(selector: selectors.BaseSelector, address: tuple[str, int], callers: int) -> list[str]:
+    """What so many callers at a time find at a gate's address, from a process of their own, however slow it is."""
+    command = run_code(TRY, KEY.hex(), str(HANG_S), *[address[0], str(address[1])] * callers)
+    with subprocess.Popen(command, env=clean_environment(), stdout=subprocess.PIPE, text=True) as child:
+        return list(ast.literal_eval(served(selector, child)))
+
+
+@pytest.mark.parametrize("others", [1, 600])
+def test_a_gate_answers_all_hosts_of_a_job_at_once(others: int) -> None:
+    """600 callers, as of 200 hosts and three addresses; also where it has room for few, as where descriptors are."""
+    with selectors.PollSelector() as selector:
+        gate = Gate(KEY, ["127.0.0.1"], ANY, selector, others)
+        assert reasons(selector, gate.addresses[0], 600) == [""] * 600
+        gate.close()
+
+
+def test_silent_callers_keep_nobody_out() -> None:
+    with selectors.PollSelector() as selector, ExitStack() as silent:
+        gate = Gate(KEY, ["127.0.0.1"], ANY, selector, 1)
+        for _ in range(400):
+            silent.enter_context(socket.create_connection(gate.addresses[0]))
+            handle(selector, 0)
+        for _ in range(3):
+            assert reasons(selector, gate.addresses[0], 1) == [""]
+        gate.close()
+        assert not selector.get_map()
+
+
+def test_a_program_that_ends_its_connections_is_no_gate() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection:
+                        connection.sendall(b"busy")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert reasons_against(KEY, [server.getsockname()], 0.2) == [
+            "no answer within 0.2 s: connections are ended there"
+        ]
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(HANG_S)
+
+
+def test_a_gate_listens_at_every_address_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a name that leads to an address first which this host has not, such as an IPv6 address of another network."""
+    real = socket.getaddrinfo
+
+    def found(host: str, port: int, **words: Any) -> list[Any]:
+        names = {"node": ["192.0.2.7", "127.0.0.1", "127.0.0.2", "127.0.0.1"], "every": ["0.0.0.0", "fe80::1%lo"]}
+        return [one for ip in names.get(host, [host]) for one in real(ip, port, **words)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    with selectors.PollSelector() as selector:
+        gate = Gate(KEY, ["node", "every"], ANY, selector, 1)
+        assert [ip for ip, _ in gate.addresses] == ["127.0.0.1", "127.0.0.2"]
+        assert gate.refused == {
+            "every": "it is not the address of one interface that all hosts know",
+            "192.0.2.7": os.strerror(errno.EADDRNOTAVAIL),
+        }
+        gate.close()
+
+
 def test_a_gate_bears_callers_who_say_nothing_or_too_much() -> None:
     with selectors.PollSelector() as selector:
-        gate = Gate(KEY, ["127.0.0.1"], ANY, selector)
+        gate = Gate(KEY, ["127.0.0.1"], ANY, selector, 1)
         callers = [socket.create_connection(gate.addresses[0]) for _ in range(20)]
         for caller in callers[1:]:
             caller.sendall(b"x" * 100)
@@ -132,9 +203,7 @@ def test_a_gate_bears_callers_who_say_nothing_or_too_much() -> None:
             right.settimeout(0)
             answer = b""
             while len(answer) < 32:
-                for key, _ in selector.select(0.01):
-                    if key.fileobj in selector.get_map():
-                        key.data()
+                handle(selector, 0.01)
                 try:
                     answer += right.recv(32)
                 except BlockingIOError:
@@ -147,6 +216,16 @@ def test_a_gate_bears_callers_who_say_nothing_or_too_much() -> None:
 
 
 # --- The meeting ------------------------------------------------------------------------------------------------------
+
+
+def test_rank_0s_host_is_told_how_many_hosts_look_for_it() -> None:
+    told: list[Any] = []
+    names = ["x", "y", "z"]
+    made = Meeting(names, lambda *message: told.append(message), "1.0", Interfaces(), ("", 0), ANY)
+    for host in range(3):
+        made.on_ready(host, Ready("1.0", names[host], str(host), "", "", [("eth0", f"192.0.2.{host}")]))
+    ((host, kind, order),) = told
+    assert (host, kind, order["hosts"], order["others"]) == (0, Kind.LISTEN, ["192.0.2.0"], 2)
 
 
 def meeting() -> tuple[Meeting, list[tuple[int, Kind]]]:
