@@ -13,7 +13,8 @@ import sys
 import time
 from typing import Any, NamedTuple
 
-from ringreduce.errors import InvalidArgumentError, TimeoutError
+from ringreduce import config
+from ringreduce.errors import InvalidArgumentError, TimeoutError, UnavailableError
 from ringreduce.job import environment, places, rendezvous
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.places import PlacedRanks
@@ -37,16 +38,30 @@ def is_null(comm: Any) -> bool:
 def place_ranks(comm: Any, timeout_s: float, transport: str) -> PlacedRanks:
     """Each rank's place, and one fresh meeting point for each host. Collective over the communicator.
 
-    Arguments and errors are those of exchange_records().
+    Arguments and errors are those of exchange_records(), and UnavailableError: they are on several hosts, and
+    RINGREDUCE_ENCRYPT is on.
     """
     check_communicator(comm)
     address, secret = rendezvous.new_address()
     records = exchange_records(comm, timeout_s, transport, {"address": address.hex(), "secret": secret.hex()})
     rank = comm.Get_rank()
     hosts = places.host_labels(records)
+    if len(set(hosts)) > 1:
+        _check_encryption(rank, len(hosts))
     leader = records[hosts[rank]]
     place = places.placement(hosts, rank, "communicator")
     return PlacedRanks(place, hosts, bytes.fromhex(leader["address"]), bytes.fromhex(leader["secret"]))
+
+
+def _check_encryption(rank: int, size: int) -> None:
+    """Raises UnavailableError where the user asks for what MPI does not do; "auto" asks for nothing."""
+    knob = config.value("RINGREDUCE_ENCRYPT")
+    if config.choice(knob.name) == "on":
+        raise UnavailableError(
+            f"[communicator] rank {rank}/{size}: {knob.origin}={knob.value}, and MPI connects the hosts of this job: "
+            "MPIs do not encrypt. Set RINGREDUCE_TRANSPORT=shm+tcp, which connects them by TCP, and "
+            "RINGREDUCE_SECRET_FILE to a file that is the same on all hosts: without one MPI carries the job's secret"
+        )
 
 
 def check_communicator(comm: Any) -> None:

@@ -161,6 +161,11 @@ def read(argv: Sequence[str] | None, prog: str) -> argparse.Namespace:
         raise InvalidArgumentError(f"--grace {options.grace:g}: expected seconds, 0 or more")
     if options.timeline is not None:
         options.variables["RINGREDUCE_TIMELINE"] = options.timeline
+    if options.encrypt and options.transport == "mpi":
+        raise UnavailableError(
+            "--encrypt: with --transport mpi MPI connects the hosts, and MPIs do not encrypt; leave --transport out, "
+            "and TCP does"
+        )
     if options.encrypt:
         options.variables["RINGREDUCE_ENCRYPT"] = "on"
     _check_ranks(options, prog)

@@ -148,6 +148,12 @@ def test_within_a_rank_of_torchruns_the_ranks_are_mpiruns() -> None:
     assert launcher_size(environ) == ("openmpi", 2)
 
 
+@pytest.mark.parametrize("words", [["--transport", "mpi", "--encrypt"], ["--encrypt", "--mpi"]])
+def test_mpi_does_not_encrypt(words: list[str]) -> None:
+    with pytest.raises(UnavailableError, match=r"^--encrypt: .* MPIs do not encrypt; leave --transport out"):
+        options.read([*words, "-np", "2", "train"], "ringrun")
+
+
 def test_root(monkeypatch: pytest.MonkeyPatch) -> None:
     both = dict.fromkeys(mpirun.ROOT_PERMITS, "1")
     half = {mpirun.ROOT_PERMITS[0]: "1"}

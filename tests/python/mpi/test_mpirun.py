@@ -320,6 +320,30 @@ def test_uneven_data_and_stuck_ranks_over_mpi(mpi: mpis.Mpi, tmp_path: Path) -> 
         assert f"rank {rank} waits in allreduce 'of {rank}' for rank" in stuck
 
 
+# --- what MPI does not do ---------------------------------------------------------------------------------------------
+
+ENCRYPTED = f"""{SAY}
+os.environ["RINGREDUCE_ENCRYPT"] = "on"
+with rr.init() as world:
+    seen = [total()]  # nothing leaves the host
+os.environ["RINGREDUCE_TRANSPORT"] = "mpi"
+seen.append(caught(rr.init))
+os.environ["RINGREDUCE_TRANSPORT"] = "tcp"
+with rr.init() as world:
+    seen.append(total())
+say(world.rank, seen)
+"""
+
+
+def test_encryption_that_mpi_does_not_do_is_an_error_on_every_rank(mpi: mpis.Mpi, tmp_path: Path) -> None:
+    mpi.run(2, ENCRYPTED, extra={FOLDER: str(tmp_path)})
+    for rank, (here, error, by_tcp) in enumerate(said(tmp_path, 2)):
+        assert here == by_tcp == expected_total(2)
+        assert error.startswith(f"UnavailableError: [communicator] rank {rank}/2: RINGREDUCE_ENCRYPT=on, and MPI")
+        assert "RINGREDUCE_TRANSPORT=shm+tcp" in error
+        assert "RINGREDUCE_SECRET_FILE" in error
+
+
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
