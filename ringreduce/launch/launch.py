@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from ringreduce.launch.job import Job
 from ringreduce.launch.output import Lines, Sink, rank_copies, rank_lines
-from ringreduce.launch.terminal import Keyboard, signals_as_events
+from ringreduce.launch.terminal import Keyboard, end_by, signals_as_events
 
 USAGE_STATUS = 2
 CANNOT_RUN_STATUS = 126
@@ -51,6 +51,7 @@ class Launch(abc.ABC, Generic[AnyJob]):
         self.job.sinks += [self.out, self.err]
         self.keyboard: Keyboard | None = None
         self._interrupted = False
+        self._quit = False
 
     @abc.abstractmethod
     def start(self, lines: list[tuple[Lines, Lines]]) -> None:
@@ -77,6 +78,8 @@ class Launch(abc.ABC, Generic[AnyJob]):
             finally:
                 if self.keyboard is not None:
                     self.keyboard.close()
+        if self._quit:
+            end_by(signal.SIGQUIT)
         return self.job.exit_status() or int(self._has_lost_output)
 
     def report(self, line: str) -> None:
@@ -101,6 +104,11 @@ class Launch(abc.ABC, Generic[AnyJob]):
         if signum == signal.SIGCONT:
             if self.keyboard is not None:
                 self.keyboard.resume()
+            return
+        if signum == signal.SIGQUIT:
+            self._quit = True
+            self.report(f"{name}: killing all ranks")
+            self.job.stop_now()
             return
         insistent = signum in (signal.SIGINT, signal.SIGTERM)  # SIGHUP may come twice: from the kernel and the shell
         if insistent and self._interrupted:

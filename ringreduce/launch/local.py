@@ -19,7 +19,7 @@ class LocalLaunch(Launch[Supervisor]):
     """One run of ringrun whose ranks all run on this host."""
 
     def __init__(self, options: argparse.Namespace, prog: str) -> None:
-        super().__init__(options, prog, lambda report: Supervisor(options.grace, report, options.verbose))
+        super().__init__(options, prog, lambda report: Supervisor(options.grace, report, options.verbose, guarded=True))
 
     def start(self, lines: list[tuple[Lines, Lines]]) -> None:
         """Starts the ranks."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ringreduce.launch.exits import Exits
 from ringreduce.launch.job import Rank
 from ringreduce.launch.output import Source
-from ringreduce.launch.spawn import signals_held, spawn
+from ringreduce.launch.spawn import Guardian, signals_held, spawn
 
 
 @dataclass
@@ -32,13 +32,17 @@ class Processes:
     Args:
         selector: calls what handles an end.
         ended: takes each rank that has ended, in the order of their ends, when its output up to then has been read.
+        guarded: whether a Guardian kills the ranks' process groups where this process is killed: not where other
+            threads of it may fork.
     """
 
-    def __init__(self, selector: selectors.BaseSelector, ended: Callable[[Rank], None]) -> None:
+    def __init__(self, selector: selectors.BaseSelector, ended: Callable[[Rank], None], guarded: bool = False) -> None:
         self._selector = selector
         self._ended = ended
         self._exits = Exits()  # in their order: who ended first
         self._processes: dict[int, _Process] = {}  # by pidfd
+        self._guarded = guarded
+        self._guardian: Guardian | None = None
         selector.register(self._exits, selectors.EVENT_READ, self._on_exits)
 
     def start(
@@ -63,12 +67,16 @@ class Processes:
         """
         # Until the rank is known here, so that a KeyboardInterrupt leaves nothing behind that close() does not kill.
         with signals_held() as release, self._exits.expect() as expected:
+            if self._guarded and self._guardian is None:
+                self._guardian = Guardian()
 
             def first() -> None:
                 expected.add_myself()
                 release()
 
             popen = spawn(command, environ, cpus, stdin, stdout, stderr, pass_fds, first)
+            if self._guardian is not None:
+                self._guardian.add(popen.pid)
             pidfd = expected.taken(popen.pid)
             rank = Rank(number, os.uname().nodename, popen.pid, time.monotonic())
             self._processes[pidfd] = _Process(popen, rank, sources)
@@ -99,6 +107,8 @@ class Processes:
             os.close(pidfd)
         self._processes.clear()
         self._exits.close()
+        if self._guardian is not None:
+            self._guardian.close()
 
     def _on_exits(self) -> None:
         for pidfd in self._exits.ended():

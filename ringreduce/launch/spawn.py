@@ -1,7 +1,12 @@
-"""Starts one rank: its variables, its process group, its CPUs, and its death with its launcher's."""
+"""Starts one rank: its variables, its process group, its CPUs, and its death with its launcher's.
+
+The kernel kills a rank whose launcher ends, but not what that rank has started: `sh -c "python train.py; true"` would
+leave python running. A Guardian ends that.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -13,9 +18,16 @@ from contextlib import contextmanager
 
 from ringreduce.launch.binding import cores_of, thread_share
 from ringreduce.launch.hosts import Place
-from ringreduce.launch.terminal import FORWARDED
+from ringreduce.launch.terminal import TAKEN
 
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+GUARD = """
+while read -r group; do
+    [ "$group" != done ] || exit 0
+    groups="$groups -$group"
+done
+[ -z "$groups" ] || kill -9 $groups
+"""
 _prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: a forked child should do as little as it can
 
 
@@ -42,12 +54,12 @@ def rank_environment(
     return environ
 
 
-def die_with_parent() -> Callable[[], None]:
-    """What a new process does first, to be killed when the thread that has started it ends, or its process."""
+def die_with_parent(signum: int = signal.SIGKILL) -> Callable[[], None]:
+    """What a new process does first, to get a signal when the thread that has started it ends, or its process."""
     parent = os.getpid()
 
     def die() -> None:
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        _prctl(PR_SET_PDEATHSIG, signum)
         if os.getppid() != parent:  # it died before prctl
             os._exit(1)
 
@@ -65,16 +77,57 @@ def signals_held() -> Iterator[Callable[[], None]]:
 
     def release() -> None:
         signal.set_wakeup_fd(-1)
-        for signum in (*FORWARDED, signal.SIGCONT):
+        for signum in TAKEN:
             if signal.getsignal(signum) != signal.SIG_IGN:
                 signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, (*FORWARDED, signal.SIGCONT))
+        signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)
         yield release
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class Guardian:
+    """A small process that kills process groups when this one ends without close(), as by SIGKILL.
+
+    It sees the end of this process at a pipe, so no other process may inherit the pipe: not for a process in which
+    other threads fork. To be made within signals_held(): the signals stay blocked there. Where there is no shell,
+    nothing is guarded.
+    """
+
+    def __init__(self) -> None:
+        reader, self._pipe = os.pipe2(os.O_CLOEXEC)
+        self._shell: subprocess.Popen[bytes] | None = None
+        nothing = subprocess.DEVNULL
+        try:
+            self._shell = subprocess.Popen(
+                ["/bin/sh", "-c", GUARD], stdin=reader, stdout=nothing, stderr=nothing, env={}, cwd="/",
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError:
+            self.close()
+        finally:
+            os.close(reader)
+
+    def add(self, group: int) -> None:
+        """One more to kill. As long as this process lives, the number has to stay that group's."""
+        self._tell(f"{group}\n")
+
+    def close(self) -> None:
+        """Ends the guardian, which kills nothing. Idempotent."""
+        self._tell("done\n")
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe = -1
+        if self._shell is not None:
+            self._shell.wait()
+
+    def _tell(self, line: str) -> None:
+        if self._pipe >= 0:
+            with contextlib.suppress(BrokenPipeError):  # somebody has killed it
+                os.write(self._pipe, line.encode())
 
 
 def spawn(

@@ -11,11 +11,13 @@ from ringreduce.launch.reports import Reports
 
 
 class Supervisor(Job[Rank]):
-    """The ranks of one job, all on this host; the arguments are those of Job."""
+    """The ranks of one job, all on this host; the arguments are those of Job, and guarded is that of Processes."""
 
-    def __init__(self, grace_s: float, report: Callable[[str], None], verbose: bool = False) -> None:
+    def __init__(
+        self, grace_s: float, report: Callable[[str], None], verbose: bool = False, guarded: bool = False
+    ) -> None:
         super().__init__(grace_s, report, verbose)
-        self._processes = Processes(self.selector, self._on_end)
+        self._processes = Processes(self.selector, self._on_end, guarded)
         self._reports: Reports | None = None
 
     def __enter__(self) -> Supervisor:

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import selectors
 import signal
 from collections.abc import Callable, Iterator
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+TAKEN = (*FORWARDED, signal.SIGQUIT, signal.SIGCONT)
+"""Signals that become events: those to pass on, the one by which the user insists, and the one that says "go on"."""
 READ_NBYTES = 4096  # what a terminal hands out at most
 
 
 @contextlib.contextmanager
 def signals_as_events(selector: selectors.BaseSelector, handle: Callable[[int], None]) -> Iterator[None]:
-    """While in the block, FORWARDED and SIGCONT call handle(signum) from the selector's loop, in the main thread.
+    """While in the block, those of TAKEN call handle(signum) from the selector's loop, in the main thread.
 
     A signal that was ignored at the start (nohup, a shell's background job) stays ignored.
     """
@@ -29,7 +32,7 @@ def signals_as_events(selector: selectors.BaseSelector, handle: Callable[[int], 
                 if signum in taken:
                     handle(signum)
 
-    taken = {s: signal.getsignal(s) for s in (*FORWARDED, signal.SIGCONT) if signal.getsignal(s) != signal.SIG_IGN}
+    taken = {s: signal.getsignal(s) for s in TAKEN if signal.getsignal(s) != signal.SIG_IGN}
     selector.register(reader, selectors.EVENT_READ, read)
     wakeup_before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for signum in taken:
@@ -44,6 +47,13 @@ def signals_as_events(selector: selectors.BaseSelector, handle: Callable[[int], 
             selector.unregister(reader)
         os.close(reader)
         os.close(writer)
+
+
+def end_by(signum: int) -> None:
+    """Ends this process by a signal, so that who has started it sees that; without a core, which would show nothing."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    signal.signal(signum, signal.SIG_DFL)
+    os.kill(os.getpid(), signum)
 
 
 class Keyboard:

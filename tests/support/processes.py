@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import time
@@ -48,6 +49,18 @@ def completed(
 def _kill_session(leader: subprocess.Popen[str]) -> None:
     """Kills the leader's process group; a rank that has a group of its own dies with the launcher that started it."""
     os.killpg(leader.pid, signal.SIGKILL)
+
+
+def ends(pid: int, timeout_s: float = HANG_S) -> bool:
+    """Whether a process, not a child of this one, ends in time."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([pidfd], [], [], timeout_s)[0])
+    finally:
+        os.close(pidfd)
 
 
 def asleep(pid: int, thread: int | None = None) -> None:

@@ -3,7 +3,8 @@
 All orders come over standard input, all news go over standard output (messages.py), so that nothing secret is in any
 argument or variable. The agent starts the ranks of its host and tells how they fare; what is to be done about it,
 ringrun decides. Where ringrun is gone (the end of the input), or nobody takes the news, the agent kills its ranks and
-ends. Where the agent is killed, the kernel kills its ranks.
+ends. So it does at a signal that asks it to end. Where the agent is killed, the kernel kills its ranks, and a guardian
+what they have started.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import errno
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
@@ -35,6 +37,7 @@ from ringreduce.launch.remote.messages import GREETING, OUTPUT, OUTPUT_NBYTES, R
 from ringreduce.launch.remote.news import TEXT_CHARS
 from ringreduce.launch.reports import Causes, Reports
 from ringreduce.launch.spawn import rank_environment
+from ringreduce.launch.terminal import signals_as_events
 
 READ_NBYTES = 1 << 16
 STDIN, STDOUT, STDERR = 0, 1, 2
@@ -71,7 +74,7 @@ class Agent:
         self._output = {stream: _Outflow(self._news, stream) for stream in (STDOUT, STDERR, RESULT)}
         self._is_local = is_local
         self._unpacker = Unpacker()
-        self._processes = Processes(self._selector, self._on_end)
+        self._processes = Processes(self._selector, self._on_end, guarded=True)
         self._causes = Causes()
         self._ranks: set[int] = set()
         self._told: set[int] = set()  # ranks whose cause ringrun knows
@@ -82,7 +85,7 @@ class Agent:
             "ringreduce.run", os.MFD_CLOEXEC
         )  # what the ranks are to do; the agent's end closes it
         self._is_finished = False
-        self._is_alone = False  # ringrun has gone
+        self._is_alone = False  # ringrun has gone, or the agent was asked to end
         for fd in (orders, news):
             os.set_blocking(fd, False)
         self._selector.register(orders, selectors.EVENT_READ, self._on_orders)
@@ -109,12 +112,17 @@ class Agent:
         facts = {"version": _core.__version__, "name": os.uname().nodename, "identity": host_identity().decode()}
         facts |= {"seen_from": seen_from, "seen_at": seen_at}
         self._tell(Kind.READY, facts | {"addresses": interfaces()})
-        while not (self._is_finished and self._news.empty()):
-            if self._is_alone or self._news.broken:
-                return 1
-            handle(self._selector)
-            self._tell_causes()
+        with signals_as_events(self._selector, self._on_signal):
+            while not (self._is_finished and self._news.empty()):
+                if self._is_alone or self._news.broken:
+                    return 1
+                handle(self._selector)
+                self._tell_causes()
         return 0
+
+    def _on_signal(self, signum: int) -> None:
+        """Sent to the agent itself: ringrun's for the ranks come as orders. So does the end of a local ringrun."""
+        self._is_alone |= signum != signal.SIGCONT
 
     def _tell(self, kind: Kind, content: Any = None) -> None:
         self._news.put(packed(kind, content))

@@ -219,8 +219,10 @@ class RemoteJob(Job[RemoteRank]):
         self._lines = dict(lines)
         everywhere = places_on_hosts([host.slots for host in self._orders.hosts])
         for number, (host, places) in enumerate(zip(self._orders.hosts, everywhere, strict=True)):
-            command = ssh.local_command() if host.name == THIS_HOST else self._orders.ssh.command(host.name)
-            link = AgentLink(command, self.selector, partial(self._on_news, number), partial(self._on_gone, number))
+            is_here = host.name == THIS_HOST
+            command = ssh.local_command() if is_here else self._orders.ssh.command(host.name)
+            on_news, on_gone = partial(self._on_news, number), partial(self._on_gone, number)
+            link = AgentLink(command, is_here, self.selector, on_news, on_gone)
             self._hosts.append(_Host(number, host.name, link, places))
             self._hosts[-1].streams = [_Stream(link, stream, kept) for stream in STREAMS]
             for stream, flow in zip(self._hosts[-1].streams, (*sinks, Flow(self.selector)), strict=True):

@@ -34,6 +34,7 @@ class AgentLink:
 
     Args:
         command: starts the agent.
+        is_agent: whether it is the agent itself, on this host, and not ssh: it kills its ranks before it ends.
         handle: takes each message. Raises MismatchError for one that the agent should not have sent.
         ended: called when the agent has gone, with the reason if it is this end that does not want it any more.
 
@@ -43,6 +44,7 @@ class AgentLink:
     def __init__(
         self,
         command: Sequence[str],
+        is_agent: bool,
         selector: selectors.BaseSelector,
         handle: Callable[[News], None],
         ended: Callable[[str], None],
@@ -58,8 +60,8 @@ class AgentLink:
         self._said: deque[str] = deque(maxlen=SAID_LINES)
         self._said_rest = b""
         # A session of its own: the terminal's signals are for ringrun alone, and nobody could answer a question. It
-        # dies with its parent: a child that run()'s process has forked in another thread may hold these pipes.
-        die = die_with_parent()
+        # ends with its parent: a child that run()'s process has forked in another thread may hold these pipes.
+        die = die_with_parent(signal.SIGTERM if is_agent else signal.SIGKILL)
 
         def prepare() -> None:
             die()

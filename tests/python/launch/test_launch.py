@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from deadlines import HANG_S, SOON_S
-from processes import completed
+from processes import completed, ends
 from ranks import clean_environment
 
 from ringreduce.launch import job as job_module
@@ -28,7 +28,7 @@ from ringreduce.launch import ringrun as ringrun_module
 from ringreduce.launch import supervise
 from ringreduce.launch.binding import cores_of, cpu_shares, thread_share
 from ringreduce.launch.exits import Exits
-from ringreduce.launch.spawn import spawn
+from ringreduce.launch.spawn import Guardian, signals_held, spawn
 
 RINGRUN = [sys.executable, "-m", "ringreduce.launch.ringrun"]
 
@@ -53,18 +53,6 @@ def running(*argv: str) -> Iterator[subprocess.Popen[str]]:
 def lines(process: subprocess.Popen[str], count: int) -> list[str]:
     assert process.stdout is not None
     return sorted(process.stdout.readline().strip() for _ in range(count))
-
-
-def ends(pid: int, timeout_s: float = HANG_S) -> bool:
-    """Whether a process, not a child of this one, ends in time."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([pidfd], [], [], timeout_s)[0])
-    finally:
-        os.close(pidfd)
 
 
 def python(code: str) -> list[str]:
@@ -199,8 +187,10 @@ def test_a_launcher_that_is_held_up_sees_who_failed_first(tmp_path: Path, monkey
     started: list[int] = []
 
     class HeldUp(subprocess.Popen[bytes]):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
+        def __init__(self, command: list[str], **kwargs: Any) -> None:
+            super().__init__(command, **kwargs)
+            if command[0] != sys.executable:  # the guardian's shell
+                return
             started.append(self.pid)
             if len(started) == 2:
                 for pid in reversed(started):
@@ -423,6 +413,37 @@ def test_a_second_signal_kills() -> None:
         assert process.stderr.readline() == "ringrun: SIGINT: passing it on to all ranks\n"
         process.send_signal(signal.SIGINT)
         assert process.wait(SOON_S) == 137
+
+
+BEHIND_A_SHELL = "sleep 1000 & echo $!; wait; true"
+"""Says the number of a process that the kernel does not kill with the rank's launcher."""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGQUIT])
+def test_a_ringrun_that_is_killed_leaves_nothing_of_its_ranks(signum: signal.Signals) -> None:
+    with running("-np", "2", "sh", "-c", BEHIND_A_SHELL) as process:
+        left = [int(line) for line in lines(process, 2)]
+        process.send_signal(signum)
+        assert process.wait(SOON_S) == -signum
+        assert [ends(pid) for pid in left] == [True] * 2
+
+
+def test_an_ordinary_end_leaves_what_ranks_have_started() -> None:
+    """A daemon, say, of a rank that has succeeded."""
+    done = ringrun("-np", "1", "sh", "-c", "sleep 1000 >&- 2>&- & echo $!")
+    assert (done.returncode, done.stderr) == (0, "")
+    os.kill(int(done.stdout), signal.SIGKILL)
+
+
+def test_a_guardian_kills_nothing_once_it_is_closed() -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, start_new_session=True) as group:
+        with signals_held():
+            guardian = Guardian()
+        guardian.add(group.pid)
+        guardian.close()
+        guardian.close()
+        assert group.poll() is None
+        group.kill()
 
 
 TERMINAL_SIGNAL = """

@@ -6,6 +6,7 @@ tests/support/fake_agent.py stands for the agents, and a shell script for ssh. H
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -20,7 +21,7 @@ import fake_agent
 import pytest
 from deadlines import HANG_S, SOON_S
 from fake_agent import path_with_ssh
-from processes import completed
+from processes import completed, ends
 from ranks import clean_environment
 
 from ringreduce.errors import Error
@@ -334,3 +335,22 @@ def test_what_ssh_writes_without_end_takes_no_memory(tmp_path: Path) -> None:
     done = completed(words, env=environ)
     assert done.returncode == 255
     assert done.stderr.startswith("ringrun: host z: its agent has ended")
+
+
+@pytest.mark.parametrize("victim", ["ringrun", "agent"])
+@pytest.mark.parametrize("word", ["KILL", "TERM", "QUIT", "HUP", "INT"])
+def test_what_ranks_have_started_ends_with_ringrun_and_with_their_agent(tmp_path: Path, victim: str, word: str) -> None:
+    signum = signal.Signals["SIG" + word]
+    script = "sleep 1000 & echo $PPID $!; wait"
+    with running(tmp_path, "sh", "-c", script, hosts="z:1") as process:
+        assert process.stdout is not None
+        agent, child = map(int, process.stdout.readline().split())
+        os.kill(process.pid if victim == "ringrun" else agent, signum)
+        status, _, said = ended(process)
+    assert ends(child)
+    if victim == "ringrun":
+        assert status == (-signum if word in ("KILL", "QUIT") else 128 + signum)
+    else:
+        assert status == 255
+        assert said[-1].startswith("ringrun: rank 0 on host")
+        assert "was lost with its host: the connection to z has ended" in said[-1]

@@ -130,7 +130,7 @@ ROWS = (
     Mutation(
         "signal-while-forking",
         "ringreduce/launch/spawn.py",
-        "        signal.pthread_sigmask(signal.SIG_BLOCK, (*FORWARDED, signal.SIGCONT))\n",
+        "        signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)\n",
         "",
         ("test_launch.py::test_a_signal_to_a_rank_that_is_being_started_is_not_one_to_ringrun",),
     ),
