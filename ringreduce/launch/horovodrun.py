@@ -28,7 +28,6 @@ TAKEN = (
     ForwardedOption(
         "--fusion-threshold-mb", "RINGREDUCE_FUSION_THRESHOLD", "MB", int, lambda megabytes: str(megabytes << 20)
     ),
-    ForwardedOption("--cache-capacity", "RINGREDUCE_CACHE_CAPACITY", "NAMES"),
     ForwardedOption("--start-timeout", "RINGREDUCE_INIT_TIMEOUT", "S", float, "{:g}".format),
     ForwardedOption("--stall-check-warning-time-seconds", "RINGREDUCE_STALL_WARNING", "S", float, "{:g}".format),
     ForwardedOption("--stall-check-shutdown-time-seconds", "RINGREDUCE_TIMEOUT", "S", float, "{:g}".format),
@@ -36,6 +35,9 @@ TAKEN = (
     ForwardedOption("--timeline-filename", "HOROVOD_TIMELINE", "FILE", str),
 )
 
+CACHE_CAPACITY = ForwardedOption("--cache-capacity", "RINGREDUCE_CACHE_CAPACITY", "NAMES")
+"""Taken too, but for 0, by which Horovod remembers nothing."""
+_NO_CACHE = "no checks are remembered"
 _TIMES = "lines of the log have no time"
 
 BETWEEN_HOSTS = ("--network-interface", "--network-interfaces", "--ssh-args", "--ssh-port", "--ssh-identity-file")
@@ -47,7 +49,7 @@ WITHOUT_EFFECT: dict[tuple[str, ...], tuple[int, str]] = {
     ("--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample"): (1, AUTOTUNE),
     ("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"): (1, AUTOTUNE),
     ("--cycle-time-ms",): (1, NO_CYCLE),
-    ("--disable-cache",): (0, "no checks are remembered"),
+    ("--disable-cache",): (0, _NO_CACHE),
     ("--gloo",): (0, "Gloo is not used; ranks of one host share memory"),
     ("--gloo-timeout-seconds",): (1, "Gloo is not used; set RINGREDUCE_TIMEOUT"),
     ("--hierarchical-allreduce", "--no-hierarchical-allreduce"): (0, ALGORITHM),
@@ -132,6 +134,14 @@ def add_to(parse: argparse.ArgumentParser) -> None:
     add = parse.add_argument_group("horovodrun's options").add_argument
     for row in TAKEN:
         add(row.flag, action=_Call, call=_set(row), type=row.kind, metavar=row.metavar, help=f"sets {row.variable}")
+    add(
+        CACHE_CAPACITY.flag,
+        action=_Call,
+        call=_set_cache_capacity,
+        type=CACHE_CAPACITY.kind,
+        metavar=CACHE_CAPACITY.metavar,
+        help=f"sets {CACHE_CAPACITY.variable}; 0 has no effect",
+    )
     add("--no-stall-check", action=_Call, call=_disable_stall_check, nargs=0, help="sets RINGREDUCE_STALL_WARNING=0")
     add(
         "--timeline-mark-cycles",
@@ -164,6 +174,11 @@ def _set(row: ForwardedOption) -> Call:
         namespace.variables[row.variable] = row.to_text(value)
 
     return call
+
+
+def _set_cache_capacity(namespace: argparse.Namespace, option: str, value: Any) -> None:
+    meaning = _set(CACHE_CAPACITY) if value else _tell(_NO_CACHE)
+    meaning(namespace, option if value else f"{option} 0", value)
 
 
 def _disable_stall_check(namespace: argparse.Namespace, option: str, values: Any) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import warnings
 
 import pytest
@@ -169,6 +170,13 @@ def test_options_without_effect_are_told_in_one_line(capfd: pytest.CaptureFixtur
     assert line.startswith("ringrun: without effect here: --gloo (Gloo is not used;")
     assert "--cycle-time-ms (there are no cycles" in line
     assert "--ssh-port (the ranks are on this host)" in line
+
+
+def test_a_cache_that_is_switched_off_by_its_capacity_is_no_error(capfd: pytest.CaptureFixture[str]) -> None:
+    """Horovod's way, which was a capacity that no rank could have."""
+    rank = [sys.executable, "-c", "import ringreduce; ringreduce.init()"]
+    assert ringrun.main(["-np", "1", "--cache-capacity", "0", *rank]) == 0
+    assert capfd.readouterr().err == "ringrun: without effect here: --cache-capacity 0 (no checks are remembered)\n"
 
 
 @pytest.mark.parametrize("option", ["--min-np=2", "--jsrun"])
