@@ -13,6 +13,7 @@ import os
 import selectors
 import socket
 import time
+from collections import Counter
 from typing import Any
 
 from ringreduce.errors import (
@@ -63,6 +64,12 @@ BUSY_PORT_S = 2.0
 TURN_S = 0.5
 LATE_S = 3.0
 """How long rank 0 goes on to answer after an error, where ranks have not come yet."""
+TURNED_AWAY = {
+    "unproven": "did not know the job's secret, or {are} another job's",
+    "other": "spoke something else than ringreduce",
+    "silent": "said nothing, as port scans and health checks do",
+}
+"""What rank 0 says of callers that it has not let in, by the kind that Caller.kind() says."""
 FIELDS = (
     dict.fromkeys(("rank", "size", "init_count", "port"), int)
     | dict.fromkeys(("name", "host", "build", "ip", "problem"), str)
@@ -85,6 +92,20 @@ class Caller:
         self.is_told = False
         self.record: dict[str, Any] | None = None
         self.began_s = time.monotonic()
+
+    def kind(self) -> str:
+        """What has become of it, as of TURNED_AWAY; "" where that is none of these.
+
+        A rank with another secret sees that from the challenge, and goes without a proof of its own.
+        """
+        if self.is_proven or (self.hello and is_of_another_version(self.hello)):
+            return ""
+        return "unproven" if self.challenge else "other" if self.hello or self.buffer else "silent"
+
+
+def is_of_another_version(hello: bytes) -> bool:
+    """Whether the caller is ringreduce, and not this version."""
+    return hello.startswith(MAGIC[:-1]) and not hello.startswith(MAGIC)
 
 
 def serve(
@@ -131,7 +152,7 @@ class _Server:
         self._meeting = meeting
         self._deadline = deadline
         self._callers: dict[socket.socket, Caller] = {}
-        self._turned_away = 0
+        self._turned_away: Counter[str] = Counter()
         self._of_other_versions = 0
         self._has_no_room: Deadline | None = None
         self._listener = gate or listening_at(meeting.host, meeting.port, meeting.size, meeting.me(), deadline)
@@ -236,7 +257,7 @@ class _Server:
         connection.setblocking(False)
         unproven = self._unproven()
         if len(unproven) >= self._places:
-            self._turn_away(unproven[0])
+            self._close(unproven[0])
         self._callers[connection] = Caller(connection)
         self._selector.register(connection, selectors.EVENT_READ)
 
@@ -249,7 +270,7 @@ class _Server:
         """The connection stays in the queue. Raises the error where ranks alone have had all room for some time."""
         unproven = self._unproven()
         if unproven:
-            return self._turn_away(unproven[0])
+            return self._close(unproven[0])
         self._has_no_room = self._has_no_room or Deadline(NO_ROOM_S)
         if self._has_no_room.expired():
             raise error
@@ -263,7 +284,11 @@ class _Server:
                 self._turn_away(caller)
 
     def _turn_away(self, caller: Caller) -> None:
-        self._turned_away += 1
+        self._turned_away[caller.kind()] += 1
+        self._close(caller)
+
+    def _close(self, caller: Caller) -> None:
+        """Without blame: to make room, say. A rank comes again."""
         self._selector.unregister(caller.connection)
         del self._callers[caller.connection]
         caller.connection.close()
@@ -296,7 +321,7 @@ class _Server:
         """Answers a HELLO. Whether it was one."""
         caller.hello, caller.buffer = caller.buffer[:HELLO_NBYTES], caller.buffer[HELLO_NBYTES:]
         if not caller.hello.startswith(MAGIC):
-            if caller.hello.startswith(MAGIC[:-1]):  # another version: it knows the beginning of an answer
+            if is_of_another_version(caller.hello):  # it knows the beginning of an answer
                 self._of_other_versions += 1
                 with contextlib.suppress(OSError):
                     caller.connection.send(MAGIC.ljust(CHALLENGE_NBYTES, b"\0"))
@@ -360,8 +385,10 @@ class _Server:
         missing = [rank for rank in range(1, self._meeting.size) if rank not in records]
         shown = ", ".join(map(str, missing[:16])) + (f" and {len(missing) - 16} more" if len(missing) > 16 else "")
         strangers = ""
-        if self._turned_away:
-            strangers = f" {self._turned_away} connections did not know the job's secret, or are another job's."
+        for kind, what in TURNED_AWAY.items():
+            if count := self._turned_away[kind]:
+                few = count == 1
+                strangers += f" {count} connection{'' if few else 's'} {what.format(are='is' if few else 'are')}."
         if self._of_other_versions:
             strangers += " Other versions of ringreduce have called: install one version on all hosts."
         if self.ip != self._meeting.host:

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -167,6 +167,111 @@ def test_another_version_is_told_so() -> None:
             assert other.recv(1) == b""
         with pytest.raises(TimeoutError, match="Other versions of ringreduce have called: install one version"):
             rank_0.result(HANG_S)
+
+
+def greets(caller: socket.socket) -> None:
+    caller.sendall(MAGIC + bytes(NONCE_NBYTES))
+    assert len(caller.recv(CHALLENGE_NBYTES, socket.MSG_WAITALL)) == CHALLENGE_NBYTES
+
+
+def proves_wrongly(caller: socket.socket) -> None:
+    greets(caller)
+    caller.sendall(bytes(32))
+
+
+def sees_another_secret(caller: socket.socket) -> None:
+    """A rank sees that from the challenge, and gives no proof of its own."""
+    greets(caller)
+    caller.shutdown(socket.SHUT_WR)
+
+
+def speaks_http(caller: socket.socket) -> None:
+    caller.sendall(b"GET /healthz HTTP/1.1\r\nHost: rank-0.example.com\r\n\r\n")
+
+
+def says_too_little(caller: socket.socket) -> None:
+    caller.sendall(b"ring")
+    caller.shutdown(socket.SHUT_WR)
+
+
+def says_nothing(caller: socket.socket) -> None:
+    caller.shutdown(socket.SHUT_WR)
+
+
+def is_of_another_version(caller: socket.socket) -> None:
+    caller.sendall(MAGIC[:-1] + b"0" + bytes(NONCE_NBYTES))
+
+
+class DeadlineAtWill(Deadline):
+    """Runs out when the test says so."""
+
+    def __init__(self, has_come: threading.Event) -> None:
+        super().__init__(HANG_S)
+        self._has_come = has_come
+
+    def remaining_s(self) -> float:
+        return 0.0 if self._has_come.is_set() else super().remaining_s()
+
+
+ONE_SECRET = "1 connection did not know the job's secret, or is another job's."
+TWO_SECRETS = "2 connections did not know the job's secret, or are another job's."
+ONE_OTHER = "1 connection spoke something else than ringreduce."
+TWO_OTHERS = "2 connections spoke something else than ringreduce."
+TWO_SILENT = "2 connections said nothing, as port scans and health checks do."
+VERSION = "Other versions of ringreduce have called: install one version on all hosts."
+
+
+@pytest.mark.parametrize(
+    ("callers", "said"),
+    [
+        ([], []),
+        ([says_nothing, says_nothing], [TWO_SILENT]),
+        ([speaks_http, says_too_little], [TWO_OTHERS]),
+        ([sees_another_secret], [ONE_SECRET]),
+        ([is_of_another_version], [VERSION]),
+        (
+            [says_nothing, proves_wrongly, speaks_http, sees_another_secret, says_nothing],
+            [TWO_SECRETS, ONE_OTHER, TWO_SILENT],
+        ),
+    ],
+)
+def test_rank_0_tells_callers_of_other_kinds_apart(
+    callers: list[Callable[[socket.socket], None]], said: list[str]
+) -> None:
+    gate, all_have_gone = gate_at(0), threading.Event()
+    address = gate.getsockname()
+    with ThreadPoolExecutor(1) as pool:
+        rank_0 = pool.submit(meet, TcpMeeting(*address, SECRET, 0, 2, 1), DeadlineAtWill(all_have_gone), gate)
+        try:
+            for call in callers:
+                with socket.create_connection(address) as caller, contextlib.suppress(ConnectionResetError):
+                    caller.settimeout(HANG_S)
+                    call(caller)
+                    while caller.recv(100):
+                        pass
+        finally:
+            all_have_gone.set()
+        with pytest.raises(TimeoutError) as caught:
+            rank_0.result(HANG_S)
+    strangers = "".join(f" {clause}" for clause in said)
+    assert f" within {HANG_S:g} s.{strangers} Other hosts cannot reach 127.0.0.1" in str(caught.value)
+
+
+def test_callers_that_make_room_are_none_of_these(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them may have been a rank, which comes again."""
+    monkeypatch.setattr("ringreduce.job.tcp.rendezvous_server.places_of_unproven", lambda *_: 2)
+    gate, all_have_gone = gate_at(0), threading.Event()
+    address = gate.getsockname()
+    with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as open_ones:
+        rank_0 = pool.submit(meet, TcpMeeting(*address, SECRET, 0, 2, 1), DeadlineAtWill(all_have_gone), gate)
+        try:
+            callers = [open_ones.enter_context(socket.create_connection(address, HANG_S)) for _ in range(5)]
+            assert [caller.recv(1) for caller in callers[:3]] == [b""] * 3
+        finally:
+            all_have_gone.set()
+        with pytest.raises(TimeoutError) as caught:
+            rank_0.result(HANG_S)
+    assert "connection" not in str(caught.value)
 
 
 def test_three_hundred_ranks_meet() -> None:
