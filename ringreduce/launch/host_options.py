@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.launch.hosts import Host, is_this_host, named_hosts
+from ringreduce.launch.hosts import Host, host_text, is_this_host, named_hosts
 
 PASSED_ON = ("--ssh-args", "--ssh-port", "--ssh-identity-file", "--network-interface")
 
@@ -66,9 +66,7 @@ def hosts_text(hosts: list[Host]) -> str:
     >>> hosts_text([Host("a", 2), Host("fe80::1", 1)])
     'a:2,[fe80::1]:1'
     """
-    return ",".join(
-        f"[{host.name}]:{host.slots}" if ":" in host.name else f"{host.name}:{host.slots}" for host in hosts
-    )
+    return ",".join(map(host_text, hosts))
 
 
 def ringrun_words(args: argparse.Namespace, hosts: list[Host]) -> list[str]:

@@ -61,6 +61,16 @@ def places_on_hosts(counts: Sequence[int]) -> list[list[Place]]:
     return places
 
 
+def host_text(host: Host) -> str:
+    """As -H takes it: an IPv6 address in brackets, behind its user.
+
+    >>> host_text(Host("me@fe80::1", 2))
+    'me@[fe80::1]:2'
+    """
+    user, at, name = host.name.rpartition("@")
+    return f"{user}{at}[{name}]:{host.slots}" if ":" in name else f"{host.name}:{host.slots}"
+
+
 def parse_hosts(text: str) -> list[Host]:
     """The hosts of "a:2,b:4"; a host without a number has one slot. Raises InvalidArgumentError.
 

@@ -14,10 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ringreduce.errors import UnavailableError
-from ringreduce.job.tcp.rendezvous import address_text
 from ringreduce.launch.binding import cores_of, thread_share
 from ringreduce.launch.forwarded import is_forwarded, without_places
-from ringreduce.launch.hosts import Host, is_this_host
+from ringreduce.launch.hosts import Host, host_text, is_this_host
 from ringreduce.launch.mpi import loaded
 from ringreduce.launch.mpi.versions import ROOT_PERMITS
 
@@ -131,7 +130,7 @@ def _mpich(
 def _hosts(options: argparse.Namespace, option: str) -> list[str]:
     if not options.host_list:
         return []
-    return [option, ",".join(address_text(host.name, host.slots) for host in options.host_list)]
+    return [option, ",".join(map(host_text, options.host_list))]
 
 
 def _interpreter(command: Sequence[str], environ: Mapping[str, str]) -> str:

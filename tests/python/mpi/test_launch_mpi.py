@@ -115,6 +115,7 @@ COMMANDS = [
     (OPEN_MPI_4, "-np 2 --mpi-args=--mca_btl", "-x RINGREDUCE_TRANSPORT --mca_btl train --epochs 3"),
     (MPICH, "-np 2", "-np 2 -bind-to core:2 -genvall sh -c"),
     (MPICH, "-np 4 -H a:2,b:2 --tag-output", "-np 4 -hosts a:2,b:2 -bind-to core:2 -prepend-rank -genvall sh -c"),
+    (OPEN_MPI_5, "-np 2 -H me@[2001:db8::1]:2", "-np 2 -H me@[2001:db8::1]:2 --map-by"),
     (MPICH, "-np 3 -H [2001:db8::1]:2,b:1", "-np 3 -hosts [2001:db8::1]:2,b:1 -bind-to core:2 -genvall sh -c"),
     (MPICH, "-np 8", "-np 8 -bind-to none -genvall sh -c"),
     (MPICH, "-np 4 --grace 1.5", "sleep 1.5; exit $status sh train --epochs 3"),
