@@ -1,9 +1,12 @@
-"""Which variables ringrun takes to other hosts: an allow-list, by what training scripts and their libraries read."""
+"""Which variables ringrun gives its ranks: of other hosts an allow-list, by what training scripts and their libraries
+read; of all hosts those of -x."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+from ringreduce.errors import InvalidArgumentError
 
 PREFIXES = (
     *("RINGREDUCE_", "HOROVOD_", "PYTHON", "OMP_", "MPI4PY_", "NCCL_", "CUDA_", "TORCH", "PYTORCH_", "TF_"),
@@ -17,7 +20,7 @@ PLACES = frozenset(
 )
 """Variables of a job within which ringrun itself runs; its ranks have places of their own."""
 
-
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 OF_AN_AGENT = re.compile(r"/proc/\d+/fd/\d+")
 """The secret's file of a job whose agents (remote/agent.py) have also said where its rank 0 listens."""
 
@@ -32,3 +35,18 @@ def without_places(environ: Mapping[str, str]) -> dict[str, str]:
 def is_forwarded(name: str) -> bool:
     """Whether a variable goes to other hosts without being asked for."""
     return name.startswith(PREFIXES) or name in NAMES
+
+
+def asked_for(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of -x NAME and -x NAME=VALUE. Raises InvalidArgumentError."""
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not NAME.fullmatch(name):
+            raise InvalidArgumentError(f"-x {word}: expected NAME or NAME=VALUE")
+        if name in PLACES:
+            raise InvalidArgumentError(f"-x {name}: ringrun sets this variable, for each rank its own")
+        if not equals and name not in environ:
+            raise InvalidArgumentError(f"-x {name}: this variable is not set; -x {name}=VALUE sets it")
+        found[name] = value if equals else environ[name]
+    return found

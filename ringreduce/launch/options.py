@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.launch import horovodrun
+from ringreduce.launch.forwarded import asked_for
 from ringreduce.launch.hosts import THIS_HOST, merged, named_hosts
 from ringreduce.launch.python import run_script
 
@@ -86,7 +88,8 @@ def parser(prog: str = "ringrun") -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME[=VALUE]",
-        help="takes one more variable to the other hosts; docs/user/hosts.md has those that go there anyway",
+        help="takes one more variable to other hosts (docs/user/hosts.md has those that go there anyway), or sets one "
+        "for all ranks",
     )
     add("--encrypt", action="store_true", help="sets RINGREDUCE_ENCRYPT=on: all that leaves a host by TCP is encrypted")
     add("--mpi-args", metavar="WORDS", help='more options for mpirun: --mpi-args="--mca btl tcp,self"')
@@ -181,6 +184,8 @@ def _check_ranks(options: argparse.Namespace, prog: str) -> None:
         options.spans_hosts = any(host.name != THIS_HOST for host in hosts)
     if not options.spans_hosts:
         _name_unused(options)
+        if options.transport != "mpi":
+            options.variables = asked_for(options.x, os.environ) | options.variables
     slots = sum(host.slots for host in hosts) if hosts else None
     if options.ranks is None:
         options.ranks = slots
@@ -201,7 +206,7 @@ def _name_unused(options: argparse.Namespace) -> None:
         ("--ssh-port", options.ssh_port),
         ("--ssh-identity-file", options.ssh_identity_file),
         ("--network-interface", options.network_interface),
-        ("-x", options.x),
+        ("-x", options.x if options.transport == "mpi" else []),
     ):
         if given:
             options.unused.append(f"{flag} ({why})")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import re
 import selectors
 import shlex
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.tcp.interfaces import Interfaces
 from ringreduce.job.tcp.job import host_and_port
 from ringreduce.job.tcp.listening_ports import VARIABLE, allowed_ports
-from ringreduce.launch.forwarded import PLACES, is_forwarded, without_places
+from ringreduce.launch.forwarded import PLACES, asked_for, is_forwarded, without_places
 from ringreduce.launch.hosts import filled
 from ringreduce.launch.launch import STDERR, STDIN, STDOUT, Launch
 from ringreduce.launch.output import Lines
@@ -24,7 +23,6 @@ from ringreduce.launch.remote.ssh import Ssh
 
 START_S = 60.0
 INPUT_NBYTES = 1 << 16
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def orders(options: argparse.Namespace, environ: Mapping[str, str], call: bytes | None = None) -> Orders:
@@ -32,7 +30,7 @@ def orders(options: argparse.Namespace, environ: Mapping[str, str], call: bytes 
     if options.transport == "shm":
         raise InvalidArgumentError("--transport shm: ranks on several hosts share no memory; leave the option out")
     variables = {name: value for name, value in without_places(environ).items() if is_forwarded(name)}
-    variables |= _asked_for(options.x, environ) | options.variables
+    variables |= asked_for(options.x, environ) | options.variables
     if options.transport:
         variables["RINGREDUCE_TRANSPORT"] = options.transport
     return Orders(
@@ -80,21 +78,6 @@ def _start_s(text: str) -> float:
     except ValueError:
         raise InvalidArgumentError(f"RINGREDUCE_INIT_TIMEOUT={text} is not a number of seconds") from None
     return seconds
-
-
-def _asked_for(words: list[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of -x."""
-    found = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not NAME.fullmatch(name):
-            raise InvalidArgumentError(f"-x {word}: expected NAME or NAME=VALUE")
-        if name in PLACES:
-            raise InvalidArgumentError(f"-x {name}: ringrun sets this variable, for each rank its own")
-        if not equals and name not in environ:
-            raise InvalidArgumentError(f"-x {name}: this variable is not set; -x {name}=VALUE sets it")
-        found[name] = value if equals else environ[name]
-    return found
 
 
 def why_no_interface(told: Orders) -> str:

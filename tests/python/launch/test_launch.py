@@ -62,6 +62,13 @@ def python(code: str) -> list[str]:
 # --- a rank's surroundings --------------------------------------------------------------------------------------------
 
 
+def test_x_sets_a_variable_of_the_ranks_of_this_host_too() -> None:
+    words = ["-x", "MINE", "-x", "NEW=a=b", "-x", "RINGREDUCE_LOG_LEVEL=error", "--log-level", "debug"]
+    script = 'echo "$MINE $NEW $RINGREDUCE_LOG_LEVEL"'
+    done = ringrun("-np", "2", *words, "sh", "-c", script, env={"MINE": "kept", "NEW": "old"})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "kept a=b debug\n" * 2, "")
+
+
 def test_every_rank_is_told_its_place() -> None:
     done = ringrun("-np", "3", "sh", "-c", "env | tr '\\n' ' '; echo", env={"SLURM_PROCID": "7", "HOROVOD_RANK": "9"})
     assert done.returncode == 0, done.stderr

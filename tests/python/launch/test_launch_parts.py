@@ -19,6 +19,7 @@ from ringreduce import cli
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.launch import binding, options, ringrun, spawn
 from ringreduce.launch.binding import CoreId, core_of, cores_of, cpu_shares, thread_share
+from ringreduce.launch.host_options import hosts_text
 from ringreduce.launch.hosts import (
     Host,
     is_this_host,
@@ -144,6 +145,7 @@ def test_a_cpu_that_the_kernel_does_not_describe_is_a_core_of_its_own() -> None:
 )
 def test_host_list(text: str, hosts: list[Host]) -> None:
     assert parse_hosts(text) == hosts
+    assert parse_hosts(hosts_text(hosts)) == hosts  # as bench and doctor hand them on to ringrun
 
 
 @pytest.mark.parametrize(
@@ -193,6 +195,8 @@ def test_places_on_hosts() -> None:
 WRONG = [
     (["-np", "2", "-H", "remote:2", "--transport", "shm", "true"], "--transport shm: ranks on several hosts"),
     (["-np", "2", "-H", "remote:2", "-x", "NO_SUCH_VARIABLE", "true"], "-x NO_SUCH_VARIABLE: this variable is not set"),
+    (["-np", "2", "-x", "NO_SUCH_VARIABLE", "true"], "-x NO_SUCH_VARIABLE: this variable is not set"),
+    (["-np", "2", "-x", "RINGREDUCE_SIZE=5", "true"], "-x RINGREDUCE_SIZE: ringrun sets this variable"),
     (["-np", "3", "-H", "remote:1,localhost:1", "true"], "the hosts have 2 slots"),
     (["-np", "2", "-H", "-oProxyCommand=true:2", "true"], "expected one argument"),
     (["-np", "2", "-H=-oProxyCommand=true:2", "true"], "is not of the form host:slots"),
