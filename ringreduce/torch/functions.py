@@ -40,7 +40,8 @@ def broadcast_parameters(
         root_rank: global rank whose values are right.
 
     Raises:
-        InvalidArgumentError: params is something else, or has a tensor without memory of its own, such as a DTensor.
+        InvalidArgumentError: params is something else, or has an entry that is no tensor, such as what a module's
+            get_extra_state() returns, or a tensor without memory of its own, such as a DTensor.
     """
     named: list[Named]
     if isinstance(params, dict):
@@ -51,7 +52,13 @@ def broadcast_parameters(
         raise InvalidArgumentError(
             f"invalid params of type: {type(params)}; pass model.state_dict() or list(model.parameters())"
         )
-    for _, tensor in named:  # all before the first goes: ranks whose models are alike refuse alike
+    for index, (name, tensor) in enumerate(named):  # all before the first goes: ranks with like models refuse alike
+        if not isinstance(tensor, torch.Tensor):
+            what = f"entry {index}" if name is None else repr(name)
+            raise InvalidArgumentError(
+                f"broadcast_parameters: {what} is no tensor, but a value of type {type(tensor).__name__}; leave it "
+                "out, send it by broadcast_object(), and give the result to model.load_state_dict()"
+            )
         if lacks_memory(tensor):
             raise no_memory(tensor)
     pending = []

@@ -227,7 +227,8 @@ def refusal(tensor: Any) -> Exception:
             "of ringreduce itself for NumPy arrays and numbers"
         )
     if tensor.layout is not torch.strided:
-        return InvalidArgumentError(f"Tensor layout {tensor.layout} is not supported; use tensor.to_dense()")
+        sparse = ", or hvd.sparse_allreduce_async() to all-reduce it as it is" if tensor.is_sparse else ""
+        return InvalidArgumentError(f"Tensor layout {tensor.layout} is not supported; use tensor.to_dense(){sparse}")
     if not tensor.is_cpu and not (tensor.is_cuda and cuda.BUILT):
         what = "CPU and CUDA memory" if cuda.BUILT else "CPU memory"
         return UnavailableError(

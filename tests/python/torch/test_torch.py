@@ -151,12 +151,24 @@ def refuse() -> None:
         wrong: list[tuple[type[Exception], str, Callable[[], Any]]] = [
             (ValueError, "Tensor is required to be contiguous", lambda: hvd.allreduce_(torch.ones(4, 4).t()[1:])),
             (ValueError, "ComplexFloatTensor", lambda: hvd.allreduce(torch.ones(2, dtype=torch.complex64))),
-            (ValueError, "is not supported", lambda: hvd.allreduce(torch.eye(2).to_sparse())),
+            (ValueError, r"hvd\.sparse_allreduce_async", lambda: hvd.allreduce(torch.eye(2).to_sparse())),
+            (ValueError, r"use tensor\.to_dense\(\)$", lambda: hvd.allgather(torch.eye(2).to_sparse_csr())),
             (hvd.UnavailableError, "meta memory", lambda: hvd.allreduce(torch.ones(2, device="meta"))),
             (ValueError, "torch.Tensor is expected", lambda: hvd.allreduce_([1.0])),
             (ValueError, "supersedes average", lambda: hvd.allreduce(torch.ones(1), average=True, op=hvd.Sum)),
             (ValueError, "invalid root rank 9", lambda: hvd.broadcast(torch.ones(1), 9)),
             (ValueError, "invalid params of type", lambda: hvd.broadcast_parameters(iter([torch.ones(1)]), 0)),
+            *(
+                (ValueError, text, lambda params=params: hvd.broadcast_parameters(params, 0))
+                for params, text in (
+                    (
+                        {"a": torch.ones(1), "_extra_state": {"scale": 3}},
+                        "'_extra_state' is no tensor, but .* dict",
+                    ),
+                    ([("a", torch.ones(1)), ("b", None)], r"'b' is no tensor, but .* NoneType; .*broadcast_object\(\)"),
+                    ([torch.ones(1), 7], "entry 1 is no tensor, but a value of type int"),
+                )
+            ),
             (ValueError, "was not created or has been cleared", lambda: hvd.synchronize(17)),
             (ValueError, "is not supported", lambda: hvd.symmetric_empty(2, dtype=torch.complex64)),
         ]
