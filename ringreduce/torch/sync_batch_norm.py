@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ringreduce.collectives.ops import Sum
-from ringreduce.errors import InvalidArgumentError
+from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.torch.profiling import profiled
 from ringreduce.torch.submission import gather, received
@@ -42,7 +42,7 @@ class SyncBatchNorm(_BatchNorm):
     Raises:
         ValueError: the input has fewer than two dimensions; or all ranks together have one value per channel.
         InvalidArgumentError: the input has not num_features channels.
-        MismatchError: the ranks' num_features differ.
+        MismatchError: the ranks' num_features differ; or a rank has joined (hvd.join()).
     """
 
     def __init__(
@@ -157,7 +157,10 @@ class _Normalize(torch.autograd.Function):
         sums = torch.stack([grad.sum(others), (grad * centred).sum(others)]).double()
         own = sums.clone()
         memory = operand(sums)
-        profiled(ctx.process_set.group).allreduce(memory, memory, Sum, 1.0, 1.0, None)
+        try:
+            profiled(ctx.process_set.group).allreduce(memory, memory, Sum, 1.0, 1.0, None)
+        except MismatchError as error:
+            raise _of_layer(error) from None
         mean_grad, mean_product = sums / max(1.0, ctx.count)
         scale = inverse if weight is None else inverse * weight
         slope = _along(mean_product * inverse * inverse, wide)
@@ -190,10 +193,18 @@ def _statistics(input: torch.Tensor) -> torch.Tensor:
     return row
 
 
+def _of_layer(error: MismatchError) -> MismatchError:
+    """The error, in words that say whose operation it was: the operations have no names, which would cost time."""
+    return MismatchError(f"SyncBatchNorm: {error}")
+
+
 def _combined(row: torch.Tensor, process_set: ProcessSet) -> tuple[torch.Tensor, torch.Tensor, float]:
     """(mean, squared deviations, count) of all ranks together. Collective."""
-    work = gather(process_set.group, operand(row), row, None)
-    work.wait()
+    try:
+        work = gather(process_set.group, operand(row), row, None)
+        work.wait()
+    except MismatchError as error:
+        raise _of_layer(error) from None
     rows = received(work, row).cpu()  # counts decide what is computed, so the CPU has to have them
     count, mean, m2 = 0.0, *torch.zeros(2, row.shape[1] // 2, dtype=torch.float64)
     for other in rows:

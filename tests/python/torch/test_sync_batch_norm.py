@@ -103,7 +103,7 @@ def against_plain_layers() -> None:
         ):
             with pytest.raises(ValueError, match=text):
                 hvd.SyncBatchNorm(CHANNELS)(wrong)
-        with pytest.raises(hvd.MismatchError):
+        with pytest.raises(hvd.MismatchError, match=r"^SyncBatchNorm: Mismatched ALLGATHER tensor shapes"):
             hvd.SyncBatchNorm(CHANNELS + hvd.rank())(torch.ones(2, CHANNELS + hvd.rank()))
 
         part = hvd.add_process_set([0, 2])
@@ -116,6 +116,28 @@ def against_plain_layers() -> None:
 
 def test_it_equals_batch_norm_of_the_joined_batch(run_ranks: Callable[..., Any]) -> None:
     run_ranks(against_plain_layers, 3)
+
+
+def beside_a_joined_rank() -> str:
+    """The error of the rank that goes on: rank 1."""
+    text = ""
+    with hvd.init() as world:
+        layer = hvd.SyncBatchNorm(CHANNELS)
+        layer(torch.randn(2, CHANNELS)).sum().backward()
+        if world.rank == 1:
+            try:
+                layer(torch.randn(2, CHANNELS))
+            except hvd.MismatchError as error:
+                text = str(error)
+        hvd.join()
+        layer(torch.randn(2, CHANNELS)).sum().backward()  # all are there again
+    return text
+
+
+def test_beside_a_joined_rank_the_error_names_it(run_ranks: Callable[..., Any]) -> None:
+    first, second = run_ranks(beside_a_joined_rank, 2)
+    assert first == ""
+    assert second.startswith("SyncBatchNorm: Allgather is not supported with Join at this time.")
 
 
 class Block(torch.nn.Module):
