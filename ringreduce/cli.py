@@ -29,7 +29,7 @@ USAGE_STATUS = 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status: 141 where the reader of its output has gone, as `| head` does.
 
-    Not so `run` and `bench` without --vs: there the ranks print, and their exit status counts.
+    Not so `run`, `tune` and `bench` without --vs: there the ranks print, and their exit status counts.
     """
     try:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -64,11 +63,5 @@ def run(options: Options) -> int:
 
 def _show(text: Callable[[], str]) -> bool:
     """Collective: rank 0 prints. False on all ranks where the reader of its output has just gone, as `| head` does."""
-    has_gone = False
-    if ringreduce.rank() == 0:
-        try:
-            terminal.show(text())
-        except BrokenPipeError:
-            has_gone = True
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it at its end
+    has_gone = ringreduce.rank() == 0 and not terminal.shown(text())
     return not ringreduce.allreduce(np.array([has_gone], np.uint8), op=ringreduce.Max)[0]

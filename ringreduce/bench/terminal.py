@@ -41,6 +41,16 @@ def show(text: str, file: TextIO | None = None) -> None:
     print(capture.get(), end="", file=file, flush=True)
 
 
+def shown(text: str) -> bool:
+    """show() on stdout; False where the reader has just gone, as `| head` does: later texts go nowhere."""
+    try:
+        show(text)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it at its end
+        return False
+    return True
+
+
 def coloured(file: TextIO) -> bool:
     """Whether what is printed there is styled."""
     wanted = file.isatty() or bool(os.environ.get("FORCE_COLOR"))

@@ -55,7 +55,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(output: str | None) -> int:
-    """As one rank of the job: measures. Rank 0 prints, and writes the plan to output. Returns the exit status."""
+    """As one rank of the job: measures. Rank 0 prints, and writes the plan to output. Returns the exit status.
+
+    Where the reader of what it prints has gone (`| head`), it writes the plan all the same.
+    """
     path = os.path.abspath(output) if output is not None else None
     with ringreduce.init(), ExitStack() as stack:
         prints = ringreduce.rank() == 0
@@ -66,7 +69,7 @@ def run(output: str | None) -> int:
         ranks = ranks_by_host(hosts)
         processors = allgather_json(ringreduce.global_process_set.group, "tuning.processors", processor())
         if prints:
-            terminal.show(table.head(facts, ranks))
+            terminal.shown(table.head(facts, ranks))
         begin = time.monotonic()
         budget_s = HOST_S * len(ranks)
         timer, sizes, choices = Timer(cores), Sizes(), []
@@ -75,7 +78,7 @@ def run(output: str | None) -> int:
             parts = costs.measured(timer, cores, within)
             if prints:
                 is_mpi = state.require().reached is None
-                terminal.show(table.costs_text(parts, is_mpi))
+                terminal.shown(table.costs_text(parts, is_mpi))
             if max(ranks) > 1:
                 sizes, choice = choose_chunk(within or timer, sizes, CHOOSING * budget_s)
                 choices.append(choice)
@@ -96,16 +99,16 @@ def run(output: str | None) -> int:
             if draft is not None:
                 draft.write(plan.text().encode())
             if choices:
-                terminal.show(table.choices_text(choices))
-            terminal.show(table.reductions_text(reductions))
+                terminal.shown(table.choices_text(choices))
+            terminal.shown(table.reductions_text(reductions))
     if len(hosts) > 1:
         begin = time.monotonic()
         forced = reduction.forced(parts, sizes, cores, FORCED * budget_s)
         spent_s += time.monotonic() - begin
         if prints:
-            terminal.show(table.rows_text(forced))
+            terminal.shown(table.rows_text(forced))
     if prints:
-        terminal.show(table.tail(plan, spent_s, path))
+        terminal.shown(table.tail(plan, spent_s, path))
     return 0
 
 

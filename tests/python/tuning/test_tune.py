@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -51,6 +52,16 @@ def test_two_ranks_are_measured_and_the_plan_serves(tmp_path: Path) -> None:
     again = completed([*TUNE, "-np", "2"], env=env)
     assert again.returncode == 2
     assert "unset RINGREDUCE_PLAN" in again.stderr
+
+
+def test_a_reader_that_has_gone_takes_nothing_from_the_plan(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    command = [*TUNE, "-np", "2", "--bind", "none", "-o", str(path)]
+    pipe = f"{shlex.join(command)} | true; exit ${{PIPESTATUS[0]}}"
+    done = completed(["bash", "-c", pipe], env=clean_environment())
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr  # a warning that a rank is late may be there
+    assert plan.read(str(path)).ranks == (2,)
 
 
 def test_one_rank_has_nothing_to_predict() -> None:
