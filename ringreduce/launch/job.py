@@ -75,6 +75,8 @@ class Job(abc.ABC, Generic[AnyRank]):
         self.causes = Causes()
         self.timers: dict[str, tuple[float, Callable[[], None]]] = {}
         """By name: when (monotonic) to call what, once."""
+        self.advice: Callable[[], str] = str
+        """Asked after a failure, when all ranks have ended: one line for the user, or ""."""
         self._grace_s = grace_s
         self._report = report
         self._verbose = verbose
@@ -220,9 +222,13 @@ class Job(abc.ABC, Generic[AnyRank]):
 
     def _conclude(self) -> None:
         """Where several ranks have failed, whose tracebacks follow one another, the cause is named after the last."""
-        if len(self._failed) < 2 or not self.causes.texts or self._concluded:
+        if not self._failed or self._concluded:
             return
         self._concluded = True
+        if advice := self.advice():
+            self._report(advice)
+        if len(self._failed) < 2 or not self.causes.texts:
+            return
         first = self.first_cause()
         assert first is not None
         if first.number in self.causes.texts:

@@ -68,6 +68,7 @@ class Launch(abc.ABC, Generic[AnyJob]):
                 return USAGE_STATUS
             tagged = self.out.terminal if options.tag_output is None else options.tag_output
             lines = [rank_lines(rank, self.out, self.err, tagged, copies[rank]) for rank in range(options.ranks)]
+            self.job.advice = partial(self._advice, lines)
             try:
                 try:
                     self.start(lines)
@@ -94,6 +95,11 @@ class Launch(abc.ABC, Generic[AnyJob]):
         files.callback(os.close, reader)
         self.keyboard = Keyboard(STDIN, writer, self.job.selector)
         return reader
+
+    def _advice(self, lines: list[tuple[Lines, Lines]]) -> str:
+        if self.options.as_horovod or not any(of_err.lacks_horovod for _, of_err in lines):
+            return ""
+        return f"`{self._prog} --as-horovod ...` runs a script that imports horovod, without a change, by ringreduce"
 
     def _lose_output(self, where: str, why: str) -> None:
         self._has_lost_output = True

@@ -120,8 +120,8 @@ def parser(prog: str = "ringrun") -> argparse.ArgumentParser:
     add(
         "--as-horovod",
         action="store_true",
-        help="`import horovod.torch` and all its modules find ringreduce, in the program and in its children; where "
-        "Horovod is installed too: RINGREDUCE_AS_HOROVOD=force",
+        help="`import horovod.torch` and all its modules find ringreduce, in the program and in its children (without "
+        "this option: No module named 'horovod'); where Horovod is installed too: RINGREDUCE_AS_HOROVOD=force",
     )
     add("--verbose", "-v", action="store_true", help="report each rank's start, cores and end")
     add("--check-build", "-cb", action="store_true", help="show what this build has, as `ringreduce doctor`")

@@ -28,6 +28,7 @@ QUEUE_NBYTES = 1 << 20
 LINE_NBYTES = 1 << 20  # a line longer than this is passed on in parts
 READ_NBYTES = 1 << 16
 READER_GONE = (errno.EPIPE, errno.ECONNRESET, errno.ETIMEDOUT)  # the latter two of a socket
+NO_HOROVOD = b"ModuleNotFoundError: No module named 'horovod'\n"
 WRITE_NBYTES = 4096  # PIPE_BUF: what a pipe that poll() calls writable takes without blocking
 
 
@@ -243,6 +244,8 @@ class Lines:
         self._ends = (b"\n", b"\r") if returns else (b"\n",)
         self._line = re.compile(rb"[^\r\n]*(?:\r\n|[\r\n])|[^\r\n]+" if returns else rb"[^\n]*\n|[^\n]+")
         self._held = b""
+        self.lacks_horovod = False
+        """Whether the rank has said that there is no module horovod."""
 
     def feed(self, data: bytes) -> None:
         """Passes on what has come, up to the last end of a line."""
@@ -253,6 +256,7 @@ class Lines:
         if end == 0 and len(self._held) > LINE_NBYTES:
             end = len(self._held)
         lines, self._held = self._held[:end], self._held[end:]
+        self.lacks_horovod |= NO_HOROVOD in lines
         self._sink.put(self._tagged(lines))
 
     def end(self) -> None:

@@ -213,3 +213,25 @@ def _read_until(terminal: int, pattern: bytes, timeout_s: float = HANG_S) -> byt
         assert select.select([terminal], [], [], max(0, deadline - time.monotonic()))[0], seen
         seen += os.read(terminal, 4096)
     return seen
+
+
+NO_HOROVOD = """
+    try:
+        raise ModuleNotFoundError("No module named 'horovod'")
+    except ImportError:
+        {}
+"""
+
+
+@pytest.mark.parametrize("tag", ["--tag-output", "--no-tag-output"])
+def test_a_rank_that_finds_no_horovod_is_told_of_the_option(tag: str) -> None:
+    for options, then, is_told in (
+        ([], "raise", True),
+        (["--as-horovod"], "raise", False),  # a Python that does not read PYTHONPATH
+        ([], "raise SystemExit(1)", False),  # nobody has seen the exception
+    ):
+        done = ringrun("-np", "2", tag, *options, *python(NO_HOROVOD.format(then)))
+        assert done.returncode == 1
+        assert ("ringrun: `ringrun --as-horovod ...` runs" in done.stderr) == is_told, done.stderr
+    written = "print(\"ModuleNotFoundError: No module named 'horovod'\", file=__import__('sys').stderr)"
+    assert "--as-horovod" not in ringrun("-np", "2", tag, *python(written)).stderr
