@@ -141,4 +141,11 @@ ROWS = (
         "            if False:\n",
         ("test_launch_output.py::test_output_that_cannot_be_written",),
     ),
+    Mutation(
+        "advice-without-need",
+        "ringreduce/launch/launch.py",
+        "        if self.options.as_horovod or not any(",
+        "        if not any(",
+        ("test_launch_output.py::test_a_rank_that_finds_no_horovod_is_told_of_the_option",),
+    ),
 )

@@ -375,4 +375,11 @@ ROWS = (
         "caught",
         ("test_distributed_futures.py::test_an_operation_that_ends_as_a_wait_runs_out_has_its_own_outcome",),
     ),
+    Mutation(
+        "sync-batch-norm-unnamed",
+        "ringreduce/torch/sync_batch_norm.py",
+        "        raise _of_layer(error) from None\n    rows = ",
+        "        raise\n    rows = ",
+        ("test_sync_batch_norm.py::test_beside_a_joined_rank_the_error_names_it",),
+    ),
 )
