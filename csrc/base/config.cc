@@ -74,7 +74,7 @@ const std::vector<Knob>& knobs() {
       {"RINGREDUCE_CUDA_LIBRARY", "path", "", "libcuda.so.1", "",
        "the CUDA driver: a file name that the loader finds, or a path"},
       {"RINGREDUCE_LOG_LEVEL", "name", "trace|debug|info|warning|error|fatal", "warning", "HOROVOD_LOG_LEVEL",
-       "least level that is logged to stderr"},
+       "least level that is logged to stderr; nothing is at trace and debug, and little at info"},
       {"RINGREDUCE_TIMELINE", "path", "", "", "HOROVOD_TIMELINE",
        "the folder for this job's timeline, a file of each rank; NAME.json: also a trace in Horovod's form, from "
        "records "
