@@ -8,7 +8,7 @@ import numpy as np
 
 from ringreduce import gpu
 from ringreduce.collectives.buffers import copy, empty, empty_like, native, readable, result, writable
-from ringreduce.collectives.handles import Handle, numbered, together
+from ringreduce.collectives.handles import Handle, Works, numbered, submitted
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 
@@ -54,14 +54,18 @@ def grouped_allgather_async(
     tensors: Sequence[Any], *, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[list[Array]]:
     """grouped_allgather() without waiting. The tensors must not change until the handle is done."""
-    tensors = list(tensors)
-    for tensor in tensors:
-        readable(tensor)  # all are checked before the first goes
-    handles = [
-        allgather_async(tensor, name=numbered(name, index, len(tensors)), process_set=process_set)
-        for index, tensor in enumerate(tensors)
+    group = process_set.group
+    sources = [readable(tensor) for tensor in tensors]  # all are checked before the first goes
+    rooms = [_room(source, group.size) for source in sources]
+    calls = [
+        (native(source), numbered(name, index, len(sources)), None if room is None else native(room))
+        for index, (source, room) in enumerate(zip(sources, rooms, strict=True))
     ]
-    return together(handles)
+    with submitted(group.allgather_async, calls) as works:
+        return Handle(
+            Works(works),
+            lambda done: [_received(*each) for each in zip(done.each, sources, rooms, strict=True)],
+        )
 
 
 def gather(

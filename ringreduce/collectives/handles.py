@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ringreduce import state
 from ringreduce.errors import Error, InvalidArgumentError, NotInitializedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 T = TypeVar("T")
 
@@ -50,14 +52,40 @@ class Works:
             raise error
 
     def withdraw(self) -> None:
-        """Withdraws each of them that has not ended."""
+        """Withdraws each of them that has not ended, also where withdrawing one before it raises."""
+        error: BaseException | None = None
         for work in self.each:
-            work.withdraw()
+            try:
+                work.withdraw()
+            except BaseException as caught:  # as a second Ctrl-C does; the operands of the rest are left alone too
+                error = error or caught
+        if error is not None:
+            raise error
 
     def done(self) -> bool:
         """True once wait() would not block."""
         finished = [work.done() for work in self.each]  # all are asked: that frees their names
         return all(finished)
+
+
+@contextmanager
+def submitted(submit: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> Iterator[list[Any]]:
+    """Submits an operation for each tuple of arguments, and gives the block their works, to make one handle of.
+
+    When an exception such as KeyboardInterrupt ends it, nobody gets the handle, and the caller goes on with the
+    operands: the operations are withdrawn. Those that were not submitted yet are not called, as where an exception
+    ends a loop of calls: to submit them could block until the other ranks have called the first ones.
+    """
+    works: list[Any] = []
+    try:
+        # In C, so that no signal's handler runs between an operation's submission and its place in the list.
+        works.extend(starmap(submit, calls))
+        yield works
+    except Error:
+        raise  # of one operation, or of the group, whose operations have ended
+    except BaseException:
+        Works(works).withdraw()
+        raise
 
 
 class Handle(Generic[T]):

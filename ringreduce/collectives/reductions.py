@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ringreduce.collectives.buffers import empty, empty_like, native, readable, result
-from ringreduce.collectives.handles import Handle, numbered, together
+from ringreduce.collectives.handles import Handle, Works, numbered, submitted
 from ringreduce.collectives.ops import Average, check_op
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from ringreduce._core import Group
+    from ringreduce.collectives.buffers import Memory
 
 
 def reducescatter(
@@ -56,10 +59,7 @@ def reducescatter_async(
     group = process_set.group
     submit = group.reducescatter_async
     source = readable(tensor)
-    if source.ndim == 0:
-        raise InvalidArgumentError("Reducescatter does not support scalar inputs")
-    rows, extra = divmod(source.shape[0], group.size)
-    output = empty((rows + (group.rank < extra), *source.shape[1:]), source)
+    output = _own_rows(source, group)
     work = submit(native(source), native(output), op, prescale_factor, postscale_factor, name)
     return Handle(work, lambda _: result(tensor, output), keep=source)
 
@@ -94,20 +94,21 @@ def grouped_reducescatter_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[Any]]:
     """grouped_reducescatter() without waiting. The tensors must not change until the handle is done."""
+    check_op(op)
+    group = process_set.group
     tensors = list(tensors)
-    if any(readable(tensor).ndim == 0 for tensor in tensors):  # all are checked before the first goes
-        raise InvalidArgumentError("Reducescatter does not support scalar inputs")
-    settings: dict[str, Any] = {
-        "op": op,
-        "prescale_factor": prescale_factor,
-        "postscale_factor": postscale_factor,
-        "process_set": process_set,
-    }
-    handles = [
-        reducescatter_async(tensor, name=numbered(name, index, len(tensors)), **settings)
-        for index, tensor in enumerate(tensors)
+    sources = [readable(tensor) for tensor in tensors]
+    outputs = [_own_rows(source, group) for source in sources]  # all are checked before the first goes
+    calls = [
+        (native(source), native(output), op, prescale_factor, postscale_factor, numbered(name, index, len(tensors)))
+        for index, (source, output) in enumerate(zip(sources, outputs, strict=True))
     ]
-    return together(handles)
+    with submitted(group.reducescatter_async, calls) as works:
+        return Handle(
+            Works(works),
+            lambda _: [result(tensor, output) for tensor, output in zip(tensors, outputs, strict=True)],
+            keep=sources,
+        )
 
 
 def reduce(
@@ -185,3 +186,11 @@ def join(process_set: ProcessSet = global_process_set) -> int:
     last = process_set.ranks[process_set.group.join()]
     process_set.joins += 1
     return last
+
+
+def _own_rows(source: Memory, group: Group) -> Memory:
+    """Where a reduce-scatter puts this rank's rows. Raises InvalidArgumentError for a scalar, which has none."""
+    if source.ndim == 0:
+        raise InvalidArgumentError("Reducescatter does not support scalar inputs")
+    rows, extra = divmod(source.shape[0], group.size)
+    return empty((rows + (group.rank < extra), *source.shape[1:]), source)

@@ -10,13 +10,12 @@ from typing import Any, TypeAlias
 import torch
 
 from ringreduce.collectives import objects
-from ringreduce.collectives.handles import Works, wait_or_withdraw
+from ringreduce.collectives.handles import Works, submitted, wait_or_withdraw
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.collective_json import allgather_json
 from ringreduce.job.process_sets import ProcessSet, global_process_set
-from ringreduce.torch.collectives.data_movement import broadcast_async_
-from ringreduce.torch.profiling import ranged
-from ringreduce.torch.tensors import lacks_memory, no_memory
+from ringreduce.torch.profiling import profiled, ranged
+from ringreduce.torch.tensors import in_place, lacks_memory, no_memory, on_stream
 from ringreduce.torch.tracing import BLOCKS, untraced
 
 Named: TypeAlias = tuple[str | None, torch.Tensor]
@@ -61,13 +60,16 @@ def broadcast_parameters(
             )
         if lacks_memory(tensor):
             raise no_memory(tensor)
-    pending = []
-    for name, tensor in named:
-        memory = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
-        handle = broadcast_async_(memory, root_rank, None if name is None else f"broadcast.{name}", process_set)
-        pending.append((handle, tensor, memory))
-    wait_or_withdraw(Works([handle for handle, _, _ in pending]))
-    for _, tensor, memory in pending:
+    submit = profiled(process_set.group).broadcast_async
+    root = process_set.position(root_rank, "broadcast")
+    memories = [tensor if tensor.is_contiguous() else tensor.detach().contiguous() for _, tensor in named]
+    calls = [
+        (in_place(memory), root, None if name is None else f"broadcast.{name}")
+        for memory, (name, _) in zip(memories, named, strict=True)
+    ]
+    with submitted(submit, calls) as works:
+        wait_or_withdraw(Works([on_stream(work, memory) for work, memory in zip(works, memories, strict=True)]))
+    for memory, (_, tensor) in zip(memories, named, strict=True):
         if memory is not tensor:
             tensor.detach().copy_(memory)
 

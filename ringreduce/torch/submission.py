@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ringreduce._core import Group, Work
-from ringreduce.collectives.handles import Works, numbered
+from ringreduce.collectives.handles import Works, numbered, submitted
 from ringreduce.collectives.ops import Average, Sum, check_op
 from ringreduce.errors import HorovodInternalError, InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet
@@ -19,10 +19,20 @@ from ringreduce.torch.tensors import Operand, on_stream, operand, refusal, sourc
 
 def allgathers(tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet) -> Works:
     """Submits an all-gather of each tensor; all operands are checked before the first goes."""
-    operands = [operand(tensor) for tensor in tensors]
     names = [numbered(name, index, len(tensors)) for index in range(len(tensors))]
-    pairs = zip(operands, tensors, names, strict=True)
-    return Works([gather(process_set.group, item, tensor, of) for item, tensor, of in pairs])
+    return gathers(process_set.group, tensors, names)
+
+
+def gathers(group: Group, tensors: Sequence[torch.Tensor], names: Sequence[str | None]) -> Works:
+    """allgathers() by these names."""
+    rooms = [cuda.room_for(tensor, group.size) if tensor.is_cuda and tensor.dim() else None for tensor in tensors]
+    calls = [
+        (operand(tensor), name, None if room is None else operand(room))
+        for tensor, name, room in zip(tensors, names, rooms, strict=True)
+    ]
+    with submitted(profiled(group).allgather_async, calls) as works:
+        each = zip(works, tensors, rooms, strict=True)
+        return Works([on_stream(work, tensor, room=room) for work, tensor, room in each])
 
 
 def gather(group: Group, memory: Operand, tensor: torch.Tensor, name: str | None) -> Work:
@@ -64,8 +74,9 @@ def reducescatters(
             raise InvalidArgumentError("Reducescatter does not support scalar inputs")
         outputs.append(tensor.new_empty(own_rows(tensor.shape[0], group.rank, group.size), *tensor.shape[1:]))
         pairs.append((operand(tensor), operand(outputs[-1])))
-    works = [submit(src, dst, op, pre, post, numbered(name, i, len(pairs))) for i, (src, dst) in enumerate(pairs)]
-    return outputs, Works([on_stream(work, output) for work, output in zip(works, outputs, strict=True)])
+    calls = [(src, dst, op, pre, post, numbered(name, at, len(pairs))) for at, (src, dst) in enumerate(pairs)]
+    with submitted(submit, calls) as works:
+        return outputs, Works([on_stream(work, output) for work, output in zip(works, outputs, strict=True)])
 
 
 def reduce_to_root(

@@ -8,8 +8,7 @@ from ringreduce.collectives.handles import Handle, Works
 from ringreduce.collectives.ops import Average, Sum
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.job.process_sets import ProcessSet, global_process_set
-from ringreduce.torch.submission import gather, received
-from ringreduce.torch.tensors import operand
+from ringreduce.torch.submission import gathers, received
 from ringreduce.torch.tracing import ASYNC, untraced
 
 
@@ -50,11 +49,8 @@ def sparse_allreduce_async(
     # The first row says how large the tensor is: all-gather compares the dense dimensions, and none of the sparse ones.
     indices = torch.cat([local.indices().new_tensor([size[:dims]]).view(1, dims), local.indices().t()])
     values = local.values().contiguous()
-    stem = None if name is None else f"{name}."
-    works = [
-        gather(process_set.group, operand(part), part, None if stem is None else stem + what)
-        for part, what in ((indices, "indices"), (values, "values"))
-    ]
+    names = [None if name is None else f"{name}.{what}" for what in ("indices", "values")]
+    works = gathers(process_set.group, [indices, values], names)
 
     def finish(done: Works) -> torch.Tensor:
         gathered, counts = received(done.each[0], indices), done.each[0].counts
@@ -72,4 +68,4 @@ def sparse_allreduce_async(
             summed.values().div_(len(counts), rounding_mode=None if values.is_floating_point() else "trunc")
         return summed
 
-    return SparseHandle(Works(works), finish)
+    return SparseHandle(works, finish)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from deadlines import HANG_S, SOON_S
-from interrupts import interrupt_rank_0
+from interrupts import check_interrupted_submission, interrupt_rank_0, interrupted_while_submitting
 from ranks import clean_environment, receive_from_test, run_ranks, send_to_test, start_ranks
 
 RINGRUN = [sys.executable, "-m", "ringreduce.launch.ringrun"]
@@ -75,6 +75,23 @@ def test_ctrl_c_in_a_blocked_call(where: str) -> None:
     assert first.value[0] - sent < SOON_S
     assert first.value[1] == second.value[1] == 2.0
     assert ("rank 0 has withdrawn this operation: an exception" in second.value[2]) == (where in WITHDRAWN)
+
+
+def blocked_in_submission(what: str) -> tuple[str, list[float]]:
+    import ringreduce as rr
+
+    calls: dict[str, Callable[[list[Any]], Any]] = {
+        "allgather": rr.grouped_allgather,
+        "reducescatter": lambda tensors: rr.grouped_reducescatter(tensors, op=rr.Sum),
+    }
+    return interrupted_while_submitting(calls[what], lambda value: np.full(400, value, np.float32))
+
+
+@pytest.mark.parametrize(("what", "factor"), [("allgather", 1.0), ("reducescatter", 2.0)])
+def test_ctrl_c_while_a_grouped_call_submits(what: str, factor: float) -> None:
+    """What was submitted is withdrawn: the other rank gets an error, and nothing touches the arrays any more."""
+    with start_ranks(blocked_in_submission, 2, args=(what,)) as job:
+        check_interrupted_submission(job, factor)
 
 
 def ends_with_pending_work(how: str) -> None:
