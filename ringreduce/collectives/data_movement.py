@@ -8,7 +8,7 @@ import numpy as np
 
 from ringreduce import gpu
 from ringreduce.collectives.buffers import copy, empty, empty_like, native, readable, result, writable
-from ringreduce.collectives.handles import Handle, Works, numbered, submitted
+from ringreduce.collectives.handles import Handle, Submitted, Works, numbered
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 
@@ -61,7 +61,7 @@ def grouped_allgather_async(
         (native(source), numbered(name, index, len(sources)), None if room is None else native(room))
         for index, (source, room) in enumerate(zip(sources, rooms, strict=True))
     ]
-    with submitted(group.allgather_async, calls) as works:
+    with Submitted(group.allgather_async, calls) as works:
         return Handle(
             Works(works),
             lambda done: [_received(*each) for each in zip(done.each, sources, rooms, strict=True)],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
 from itertools import starmap
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -11,7 +10,8 @@ from ringreduce import state
 from ringreduce.errors import Error, InvalidArgumentError, NotInitializedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from types import TracebackType
 
 T = TypeVar("T")
 
@@ -46,7 +46,9 @@ class Works:
         for work in self.each:
             try:
                 work.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
-            except (Error, RuntimeError, MemoryError) as caught:  # what a signal's handler raises else ends the wait
+            except (Error, RuntimeError, MemoryError) as caught:
+                if not isinstance(caught, Error) and not work.done():
+                    raise  # a signal's handler has raised it, and it ends the wait
                 error = error or caught
         if error is not None:
             raise error
@@ -68,24 +70,41 @@ class Works:
         return all(finished)
 
 
-@contextmanager
-def submitted(submit: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> Iterator[list[Any]]:
+class Submitted:
     """Submits an operation for each tuple of arguments, and gives the block their works, to make one handle of.
 
     When an exception such as KeyboardInterrupt ends it, nobody gets the handle, and the caller goes on with the
     operands: the operations are withdrawn. Those that were not submitted yet are not called, as where an exception
     ends a loop of calls: to submit them could block until the other ranks have called the first ones.
+
+    What is an Error stands: it is one operation's, or the group's, whose operations have ended.
     """
-    works: list[Any] = []
-    try:
-        # In C, so that no signal's handler runs between an operation's submission and its place in the list.
-        works.extend(starmap(submit, calls))
-        yield works
-    except Error:
-        raise  # of one operation, or of the group, whose operations have ended
-    except BaseException:
-        Works(works).withdraw()
-        raise
+
+    __slots__ = ("_calls", "_submit", "_works")
+
+    def __init__(self, submit: Callable[..., Any], calls: Iterable[tuple[Any, ...]]) -> None:
+        self._submit = submit
+        self._calls = calls
+        self._works: list[Any] = []
+
+    def __enter__(self) -> list[Any]:
+        try:
+            # In C, so that no signal's handler runs between an operation's submission and its place in the list.
+            self._works.extend(starmap(self._submit, self._calls))
+        except BaseException as error:
+            self._end(error)
+            raise
+        return self._works
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._end(error)
+
+    def _end(self, error: BaseException) -> None:
+        if not isinstance(error, Error):
+            Works(self._works).withdraw()
 
 
 class Handle(Generic[T]):

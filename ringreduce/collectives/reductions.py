@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ringreduce.collectives.buffers import empty, empty_like, native, readable, result
-from ringreduce.collectives.handles import Handle, Works, numbered, submitted
+from ringreduce.collectives.handles import Handle, Submitted, Works, numbered
 from ringreduce.collectives.ops import Average, check_op
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet, global_process_set
@@ -103,7 +103,7 @@ def grouped_reducescatter_async(
         (native(source), native(output), op, prescale_factor, postscale_factor, numbered(name, index, len(tensors)))
         for index, (source, output) in enumerate(zip(sources, outputs, strict=True))
     ]
-    with submitted(group.reducescatter_async, calls) as works:
+    with Submitted(group.reducescatter_async, calls) as works:
         return Handle(
             Works(works),
             lambda _: [result(tensor, output) for tensor, output in zip(tensors, outputs, strict=True)],

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ringreduce.collectives import objects
-from ringreduce.collectives.handles import Works, submitted, wait_or_withdraw
+from ringreduce.collectives.handles import Submitted, Works, wait_or_withdraw
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.collective_json import allgather_json
 from ringreduce.job.process_sets import ProcessSet, global_process_set
@@ -67,7 +67,7 @@ def broadcast_parameters(
         (in_place(memory), root, None if name is None else f"broadcast.{name}")
         for memory, (name, _) in zip(memories, named, strict=True)
     ]
-    with submitted(submit, calls) as works:
+    with Submitted(submit, calls) as works:
         wait_or_withdraw(Works([on_stream(work, memory) for work, memory in zip(works, memories, strict=True)]))
     for memory, (_, tensor) in zip(memories, named, strict=True):
         if memory is not tensor:

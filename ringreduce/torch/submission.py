@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ringreduce._core import Group, Work
-from ringreduce.collectives.handles import Works, numbered, submitted
+from ringreduce.collectives.handles import Submitted, Works, numbered
 from ringreduce.collectives.ops import Average, Sum, check_op
 from ringreduce.errors import HorovodInternalError, InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet
@@ -30,7 +30,7 @@ def gathers(group: Group, tensors: Sequence[torch.Tensor], names: Sequence[str |
         (operand(tensor), name, None if room is None else operand(room))
         for tensor, name, room in zip(tensors, names, rooms, strict=True)
     ]
-    with submitted(profiled(group).allgather_async, calls) as works:
+    with Submitted(profiled(group).allgather_async, calls) as works:
         each = zip(works, tensors, rooms, strict=True)
         return Works([on_stream(work, tensor, room=room) for work, tensor, room in each])
 
@@ -75,7 +75,7 @@ def reducescatters(
         outputs.append(tensor.new_empty(own_rows(tensor.shape[0], group.rank, group.size), *tensor.shape[1:]))
         pairs.append((operand(tensor), operand(outputs[-1])))
     calls = [(src, dst, op, pre, post, numbered(name, at, len(pairs))) for at, (src, dst) in enumerate(pairs)]
-    with submitted(submit, calls) as works:
+    with Submitted(submit, calls) as works:
         return outputs, Works([on_stream(work, output) for work, output in zip(works, outputs, strict=True)])
 
 

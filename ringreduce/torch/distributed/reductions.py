@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ringreduce.collectives.handles import Submitted
 from ringreduce.collectives.ops import ReduceOp
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.torch.distributed.base import Collectives, InPlace, has_limit, is_async
@@ -127,21 +128,20 @@ class Reductions(Collectives):
             ]
             return self._all_of(works, outputs)
         place = InPlace(outputs)
-        natives = [
-            on_stream(
-                self._member.group.reducescatter_async(
-                    reducible(reduction.view(contiguous(source))),
-                    reducible(reduction.view(buffer)),
-                    reduction.op,
-                    reduction.factor,
-                    1.0,
-                    self._name_of_call(),
-                ),
-                buffer,
+        calls = [
+            (
+                reducible(reduction.view(contiguous(source))),
+                reducible(reduction.view(buffer)),
+                reduction.op,
+                reduction.factor,
+                1.0,
+                self._name_of_call(),
             )
             for source, buffer in zip(sources, place.buffers, strict=True)
         ]
-        return self._work(natives[0] if len(natives) == 1 else Several(natives), outputs, opts, place.finish)
+        with Submitted(self._member.group.reducescatter_async, calls) as each:
+            natives = [on_stream(work, buffer) for work, buffer in zip(each, place.buffers, strict=True)]
+            return self._work(natives[0] if len(natives) == 1 else Several(natives), outputs, opts, place.finish)
 
     def _slice_of_allreduce(self, output: torch.Tensor, source: torch.Tensor, start: int, opts: Any) -> Work:
         """Reduce-scatter by an all-reduce of a copy, for what the core's does not compute."""
@@ -170,6 +170,7 @@ class Reductions(Collectives):
         """Gathers every rank's coordinates and values; their sum is coalesced."""
         reduction = Reduction(opts.reduceOp)
         coordinates = Coordinates(tensor, reduction)
-        gather = self._member.group.allgather_async
-        natives = [on_stream(gather(movable(part), self._name_of_call()), part) for part in coordinates.parts]
-        return self._work(Several(natives), [tensor], opts, lambda _: coordinates.sum(natives, self._size))
+        calls = [(movable(part), self._name_of_call()) for part in coordinates.parts]
+        with Submitted(self._member.group.allgather_async, calls) as works:
+            natives = [on_stream(work, part) for work, part in zip(works, coordinates.parts, strict=True)]
+            return self._work(Several(natives), [tensor], opts, lambda _: coordinates.sum(natives, self._size))

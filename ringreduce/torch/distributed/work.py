@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 import torch.distributed as dist
 
+from ringreduce.collectives.handles import Works
 from ringreduce.errors import UnavailableError
 from ringreduce.job.deadline import Deadline
 from ringreduce.torch.distributed import futures
@@ -300,8 +301,7 @@ class Several:
 
     def withdraw(self) -> None:
         """Withdraws those that have not ended."""
-        for work in self._works:
-            work.withdraw()
+        Works(self._works).withdraw()
 
     def done(self) -> bool:
         """True once wait() would not block."""

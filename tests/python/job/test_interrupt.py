@@ -17,6 +17,8 @@ from deadlines import HANG_S, SOON_S
 from interrupts import check_interrupted_submission, interrupt_rank_0, interrupted_while_submitting
 from ranks import clean_environment, receive_from_test, run_ranks, send_to_test, start_ranks
 
+from ringreduce.collectives.handles import Works
+
 RINGRUN = [sys.executable, "-m", "ringreduce.launch.ringrun"]
 
 
@@ -92,6 +94,64 @@ def test_ctrl_c_while_a_grouped_call_submits(what: str, factor: float) -> None:
     """What was submitted is withdrawn: the other rank gets an error, and nothing touches the arrays any more."""
     with start_ranks(blocked_in_submission, 2, args=(what,)) as job:
         check_interrupted_submission(job, factor)
+
+
+def raises_in_a_handler(what: str) -> tuple[str, str]:
+    """Rank 0's signal handler raises an error of the class that operations may fail with, too."""
+    import ringreduce as rr
+
+    class AlarmError(RuntimeError):
+        pass
+
+    def raise_alarm(*_: Any) -> None:
+        raise AlarmError("alarm")
+
+    signal.signal(signal.SIGINT, raise_alarm)
+    x = np.ones(3000)
+    calls: dict[str, Callable[[], Any]] = {
+        "one": lambda: rr.allgather(x),
+        "allgather": lambda: rr.grouped_allgather([x, x]),
+        "reducescatter": lambda: rr.grouped_reducescatter([x, x]),
+    }
+    raised = ""
+    with rr.init() as world:
+        if world.rank == 0:
+            send_to_test("blocking")
+        else:
+            receive_from_test()
+        try:
+            calls[what]()
+        except (AlarmError, rr.MismatchError) as error:
+            raised = type(error).__name__
+        if world.rank == 0:
+            send_to_test("interrupted")
+        return raised, str(rr.allreduce(np.ones(2), op=rr.Sum)[0])
+
+
+@pytest.mark.parametrize("what", ["one", "allgather", "reducescatter"])
+def test_what_a_handler_raises_ends_the_wait_for_several_operations(what: str) -> None:
+    with start_ranks(raises_in_a_handler, 2, args=(what,)) as job:
+        interrupt_rank_0(job)
+        assert [outcome.value for outcome in job.wait()] == [("AlarmError", "2.0"), ("MismatchError", "2.0")]
+
+
+class Interrupted:
+    """An operation whose end a second signal interrupts."""
+
+    def __init__(self, withdrawn: list[object]) -> None:
+        self.withdrawn = withdrawn
+
+    def withdraw(self) -> None:
+        self.withdrawn.append(self)
+        raise KeyboardInterrupt(len(self.withdrawn))
+
+
+def test_a_second_ctrl_c_keeps_no_operation_from_being_withdrawn() -> None:
+    withdrawn: list[object] = []
+    each = [Interrupted(withdrawn) for _ in range(3)]
+    with pytest.raises(KeyboardInterrupt, match="1"):
+        Works(each).withdraw()
+    assert withdrawn == each
 
 
 def ends_with_pending_work(how: str) -> None:
