@@ -8,6 +8,7 @@ memory become a gpu.Operand in place of an ndarray, and have the same functions 
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -49,9 +50,11 @@ def readable(value: Any) -> Memory:
     """A C-contiguous array with the value's content: over its memory where that is possible, else a counted copy.
 
     Raises:
-        InvalidArgumentError: the dtype is not supported.
+        InvalidArgumentError: the dtype is not supported, or the value is a tensor without memory.
         UnavailableError: the memory is neither the CPU's nor a GPU's that this build communicates.
     """
+    if not isinstance(value, np.ndarray):
+        value = _told_by_memory(value, is_written=False)
     operand = gpu.of(value)
     if operand is not None:
         code(operand.dtype)
@@ -62,9 +65,7 @@ def readable(value: Any) -> Memory:
     code(array.dtype)
     if array.flags.c_contiguous:
         return array
-    global _copied
-    with _copied_lock:
-        _copied += array.nbytes
+    _count_copy(array.nbytes)
     return np.array(array, order="C", subok=False)
 
 
@@ -73,9 +74,11 @@ def writable(value: Any) -> Memory:
 
     Raises:
         InvalidArgumentError: the dtype is not supported, or the memory is read-only or not contiguous, or there is no
-            memory to write to (a list, a scalar).
+            memory to write to (a list, a scalar, a freed tensor), or has the values with the other sign.
         UnavailableError: the memory is neither the CPU's nor a GPU's that this build communicates.
     """
+    if not isinstance(value, np.ndarray):
+        _told_by_memory(value, is_written=True)
     operand = gpu.writable(value)
     if operand is not None:
         code(operand.dtype)
@@ -149,6 +152,48 @@ def code(dtype: np.dtype[Any]) -> int:
     raise InvalidArgumentError(f"Tensor type {dtype.name} is not supported; {supported}")
 
 
+def _told_by_memory(value: Any, is_written: bool) -> Any:
+    """The value, or a copy to read from. Of torch's tensors one whose memory has what the tensor says.
+
+    Neither DLPack nor __cuda_array_interface__ tells of lazy negation, or of memory that is not there: NumPy takes an
+    address of 0 for an order to allocate, and leaves anything in it. ringreduce.torch.tensors refuses the same tensors.
+
+    Raises:
+        InvalidArgumentError: without memory, or negated and to be written.
+    """
+    tensors = getattr(sys.modules.get("torch"), "Tensor", ())
+    if not isinstance(value, tensors) or value.layout is not sys.modules["torch"].strided:
+        return value
+    if not value.is_cpu and not value.is_cuda:
+        return value
+    if value._is_zerotensor() and not is_written:
+        return value.clone()
+    try:
+        has_memory = value.untyped_storage().data_ptr() != 0
+    except RuntimeError:  # what torch says of tensors that stand for others
+        has_memory = False
+    if not has_memory and value.numel() > 0:
+        raise InvalidArgumentError(
+            f"this {type(value).__name__} has no memory that could be communicated: it was freed, as FSDP frees that "
+            "of parameters between uses, or the tensor stands for others, or for zeros. Pass a plain tensor with memory"
+        )
+    if not value.is_neg():
+        return value
+    if is_written:
+        raise InvalidArgumentError(
+            "this tensor is negated lazily, as the imaginary part of a conjugate is: its memory holds the values with "
+            "the other sign. Use tensor.resolve_neg()"
+        )
+    _count_copy(value.numel() * value.element_size())
+    return value.resolve_neg()
+
+
+def _count_copy(nbytes: int) -> None:
+    global _copied
+    with _copied_lock:
+        _copied += nbytes
+
+
 def _view(value: Any) -> Array | None:
     """An array over the value's own memory; None when it has none of its own (a list, a scalar)."""
     if isinstance(value, np.ndarray):
@@ -163,16 +208,21 @@ def _view(value: Any) -> Array | None:
         return None
     if hasattr(value, "__array_interface__"):
         return np.asarray(value)
+    is_opaque = False
     try:
         memory = memoryview(value)
     except TypeError:
         pass  # no buffer protocol
+    except (BufferError, ValueError):  # JAX and TensorFlow: it has no format for bfloat16, nor has NumPy's DLPack
+        is_opaque = True
     else:
         return np.frombuffer(memory, np.uint8) if isinstance(value, (bytes, bytearray)) else np.asarray(memory)
     if hasattr(value, "__dlpack__"):
         device, _ = value.__dlpack_device__()
         if device != _DLPACK_CPU:
             raise _elsewhere(kind, f"DLPack device type {int(device)}")
+        if is_opaque:
+            return None
         try:
             return np.from_dlpack(value)
         except (BufferError, RuntimeError, TypeError) as error:

@@ -28,6 +28,8 @@ Operand: TypeAlias = tuple[int, Sequence[int], int, Any] | tuple[int, Sequence[i
 DTYPES: dict[torch.dtype, int] = {getattr(torch, name): code for name, code in CODES.items() if hasattr(torch, name)}
 """The core's code of each torch dtype that it knows."""
 
+FAR = 1 << 36
+"""In bytes: no tensor begins so far behind the beginning of its storage."""
 
 is_transformed: Callable[[torch.Tensor], bool] = getattr(
     torch._C._functorch, "is_functorch_wrapped_tensor", lambda tensor: False
@@ -47,17 +49,22 @@ def operand(tensor: torch.Tensor) -> Operand:
         if tensor.is_contiguous() and not tensor.is_neg():
             if tensor.is_cpu:
                 address = tensor.data_ptr()
-                if address != 0 or tensor.numel() == 0:
+                if address >= FAR or is_memory(address, tensor) or tensor.numel() == 0:
                     return (address, tensor.shape, DTYPES[tensor.dtype], tensor)
             elif tensor.is_cuda and cuda.BUILT:
                 memory = cuda.operand(tensor, tensor.shape, DTYPES[tensor.dtype])
-                if memory[0] != 0 or tensor.numel() == 0:
+                if is_memory(memory[0], tensor) or tensor.numel() == 0:
                     return memory
     except (AttributeError, KeyError, RuntimeError):
         pass  # the reason is looked for where it costs nothing
     if is_awaited(tensor):
         return operand(waited(tensor))
     raise refusal(tensor)
+
+
+def is_memory(address: int, tensor: torch.Tensor) -> bool:
+    """Whether the tensor's data_ptr() is one: that of a part of a freed storage is where in the storage it was."""
+    return address >= FAR or address > tensor.storage_offset() * tensor.element_size()
 
 
 def is_awaited(tensor: Any) -> bool:
@@ -80,7 +87,7 @@ def with_memory(tensor: torch.Tensor, is_read: bool = False) -> torch.Tensor:
     Raises InvalidArgumentError for other tensors without memory.
     """
     try:
-        if tensor.data_ptr() != 0:
+        if is_memory(tensor.data_ptr(), tensor):
             return tensor
     except RuntimeError:  # what some versions of torch say of tensors without memory
         if not is_awaited(tensor):
@@ -99,7 +106,7 @@ def lacks_memory(tensor: torch.Tensor) -> bool:
     if tensor.layout is not torch.strided or not (tensor.is_cpu or tensor.is_cuda) or is_awaited(tensor):
         return False
     try:
-        return tensor.data_ptr() == 0 and tensor.numel() > 0
+        return not is_memory(tensor.data_ptr(), tensor) and tensor.numel() > 0
     except RuntimeError:
         return True
 

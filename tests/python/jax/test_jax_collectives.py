@@ -195,6 +195,25 @@ def sets_and_objects() -> None:
         hvd.remove_process_set(alone)
 
 
+def bfloat16_as_an_array() -> None:
+    import jax.numpy as jnp
+
+    import ringreduce as rr
+
+    with rr.init() as world:
+        x = jnp.arange(3, dtype=jnp.bfloat16) + world.rank
+        total = rr.allreduce(x, op=rr.Sum)
+        assert total.dtype == jnp.bfloat16
+        assert total.tolist() == [1.0, 3.0, 5.0]
+        with pytest.raises(rr.InvalidArgumentError, match="cannot be written in place"):
+            rr.allreduce_(x)
+
+
+def test_the_api_for_arrays_takes_bfloat16() -> None:
+    """The buffer protocol has no format for it, of which JAX tells by a BufferError."""
+    run_ranks(bfloat16_as_an_array, 2, env=ENV)
+
+
 def test_process_sets_parameters_and_objects() -> None:
     run_ranks(sets_and_objects, 3, env=ENV)
 

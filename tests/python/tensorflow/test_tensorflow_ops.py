@@ -58,6 +58,10 @@ def everything() -> int:
         close(hvd._allreduce(tf.fill([3], float(rank)), op=hvd.Sum), [3.0] * 3)
         last = int(tf.function(hvd.join)())
     assert ringreduce.stats()["operations"] > 100
+    # As an array it has no format in the buffer protocol, of which TensorFlow tells by a ValueError.
+    half = ringreduce.allgather(tf.constant([rank + 0.5], tf.bfloat16))
+    assert half.dtype.name == "bfloat16"
+    assert half.tolist() == [0.5, 1.5, 2.5]
     return last
 
 

@@ -17,6 +17,8 @@ from test_distributed import join  # noqa: E402
 from torch.distributed import _functional_collectives as functions  # noqa: E402
 
 import ringreduce.torch as hvd  # noqa: E402
+from ringreduce.collectives import buffers  # noqa: E402
+from ringreduce.errors import InvalidArgumentError  # noqa: E402
 
 COUNT = 6
 
@@ -53,8 +55,8 @@ def fake_tensor() -> torch.Tensor:
         return torch.ones(COUNT)
 
 
-def freed() -> torch.Tensor:
-    tensor = torch.ones(COUNT)
+def freed(offset: int = 0) -> torch.Tensor:
+    tensor = torch.ones(offset + COUNT)[offset:]
     tensor.untyped_storage().resize_(0)
     return tensor
 
@@ -66,6 +68,7 @@ BARE: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
     "fake": (fake_tensor, r"\(a FakeTensor\) has no memory of its own"),
     "functional": (lambda: torch._to_functional_tensor(torch.ones(COUNT)), "has no memory of its own"),
     "freed": (freed, r"memory was freed.*unshard\(\)"),
+    "part of what was freed": (lambda: freed(10), r"memory was freed.*unshard\(\)"),
 }
 WRITERS: dict[str, Callable[[Any], Any]] = {
     "hvd.allreduce_": hvd.allreduce_,
@@ -128,6 +131,31 @@ def refuse(path: str) -> None:
 
 def test_what_has_no_memory_is_refused(run_ranks: Callable[..., Any], tmp_path: Path) -> None:
     run_ranks(refuse, 2, args=(str(tmp_path),))
+
+
+@pytest.mark.parametrize("what", BARE.keys() - {"DTensor"})
+def test_the_api_for_arrays_refuses_it_too(what: str) -> None:
+    """DLPack tells of no memory by an address of 0, for which NumPy takes memory of its own, with anything in it."""
+    tensor = BARE[what][0]()
+    with pytest.raises(InvalidArgumentError, match="has no memory that could be communicated"):
+        buffers.writable(tensor)
+    if what == "zeros":
+        assert buffers.readable(tensor).tolist() == [0.0] * COUNT
+    else:
+        with pytest.raises(InvalidArgumentError, match="has no memory that could be communicated"):
+            buffers.readable(tensor)
+
+
+def test_the_api_for_arrays_reads_lazily_negated_tensors_with_their_sign() -> None:
+    """Their memory has the other one, and DLPack does not tell."""
+    tensor = (torch.ones(COUNT, dtype=torch.complex64) * (1 + 2j)).conj().imag
+    assert tensor.is_neg()
+    before = buffers.copied()
+    assert buffers.readable(tensor).tolist() == [-2.0] * COUNT
+    assert buffers.copied() == before + 4 * COUNT
+    with pytest.raises(InvalidArgumentError, match=r"negated lazily.*resolve_neg\(\)"):
+        buffers.writable(tensor)
+    assert tensor.tolist() == [-2.0] * COUNT
 
 
 def use(path: str) -> None:
