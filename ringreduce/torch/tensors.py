@@ -178,6 +178,17 @@ def are_any(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def in_place(tensor: torch.Tensor) -> Operand:
+    """overwritten() for an operation that goes on after the call: `tensor.data = other` meanwhile frees no memory.
+
+    The operand holds the storage besides, which takes 0.5 us.
+    """
+    memory: Any = overwritten(tensor)
+    owner = memory[3]
+    kept: Operand = (*memory[:3], (owner, owner.untyped_storage()), *memory[4:])
+    return kept
+
+
+def overwritten(tensor: torch.Tensor) -> Operand:
     """operand() of a tensor that the operation overwrites.
 
     Autograd is told, as by torch's own operations in place: backward() through what has saved the tensor is an error.

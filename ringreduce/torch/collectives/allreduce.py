@@ -21,7 +21,17 @@ from ringreduce.torch.collectives import adasum, autograd
 from ringreduce.torch.collectives.members import place_of
 from ringreduce.torch.compression import Compression, Compressor, NoneCompressor, wire_for
 from ringreduce.torch.profiling import profiled
-from ringreduce.torch.tensors import Operand, are_tracked, handle, in_place, is_tracked, on_stream, operand, source
+from ringreduce.torch.tensors import (
+    Operand,
+    are_tracked,
+    handle,
+    in_place,
+    is_tracked,
+    on_stream,
+    operand,
+    overwritten,
+    source,
+)
 from ringreduce.torch.tracing import ASYNC, is_compiling, traceable, untraced
 
 T = TypeVar("T")
@@ -104,7 +114,7 @@ def allreduce_(
         return allreduce_async_(
             tensor, None, name, op, prescale_factor, postscale_factor, process_set
         ).wait_or_withdraw()
-    memory = in_place(tensor)
+    memory = overwritten(tensor)
     profiled(process_set.group).allreduce(memory, memory, op, prescale_factor, postscale_factor, name)
     return tensor
 

@@ -3,6 +3,7 @@
 Expected values are made by every rank from all ranks' inputs, with NumPy or torch on one process.
 """
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -247,6 +248,42 @@ def sum_sparse() -> None:
 
 def test_sparse_tensors(run_ranks: Callable[..., Any]) -> None:
     run_ranks(sum_sparse, 3)
+
+
+def replace_the_data() -> None:
+    """Rank 1 gives its tensor other memory while rank 0 has not begun; the operation writes the memory it had."""
+    count, token = 1 << 15, torch.zeros(1)
+    with hvd.init() as world:
+        is_root = world.rank == 0
+        calls: dict[str, Callable[[Any], Any]] = {
+            "allreduce": lambda tensor: hvd.allreduce_async_(tensor, op=hvd.Sum),
+            "grouped allreduce": lambda tensor: hvd.grouped_allreduce_async_([tensor], op=hvd.Sum),
+            "broadcast": lambda tensor: hvd.broadcast_async_(tensor, 0),
+            "scatter": lambda tensor: hvd.scatter_async(tensor.repeat(2) if is_root else None, tensor, 0),
+            "recv": lambda tensor: hvd.send_async(tensor, 1) if is_root else hvd.recv_async(tensor, 0),
+        }
+        for name, call in calls.items():
+            memory = np.full(count, 3.0 + world.rank, np.float32)
+            tensor = torch.nn.Parameter(torch.frombuffer(memory, dtype=torch.float32), requires_grad=False)
+            seen = weakref.ref(memory)
+            del memory
+            if is_root:
+                hvd.recv(token, 1, tag=1)
+                call(tensor).wait()
+                continue
+            handle = call(tensor)
+            tensor.data = torch.zeros(count)
+            kept = seen()
+            assert kept is not None, f"{name}: the memory is free, and the operation is about to write it"
+            hvd.send(token, 0, tag=1)
+            handle.wait()
+            assert set(kept.tolist()) == {7.0 if "allreduce" in name else 3.0}, name
+            assert not tensor.any(), name
+            del handle, kept
+
+
+def test_operations_in_place_keep_the_memory_that_a_tensor_had(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(replace_the_data, 2)
 
 
 def run_out_of_data() -> tuple[list[list[float]], str, int]:
