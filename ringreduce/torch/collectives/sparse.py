@@ -50,12 +50,13 @@ def sparse_allreduce_async(
     indices = torch.cat([local.indices().new_tensor([size[:dims]]).view(1, dims), local.indices().t()])
     values = local.values().contiguous()
     names = [None if name is None else f"{name}.{what}" for what in ("indices", "values")]
+    ranks = list(process_set.ranks)  # shutdown() takes them away, and a result may be asked for after it
     works = gathers(process_set.group, [indices, values], names)
 
     def finish(done: Works) -> torch.Tensor:
         gathered, counts = received(done.each[0], indices), done.each[0].counts
         parts = torch.split(gathered, list(counts))
-        for rank, part in zip(process_set.ranks, parts, strict=True):
+        for rank, part in zip(ranks, parts, strict=True):
             if part[0].tolist() != list(size[:dims]):
                 raise MismatchError(
                     f"Mismatched sparse ALLREDUCE tensor shapes: this rank sent sparse dimensions {list(size[:dims])}, "

@@ -244,6 +244,12 @@ def sum_sparse() -> None:
         for bad, op, text in ((torch.ones(2), hvd.Sum, "sparse_coo"), (empty, hvd.Max, "Average or Sum")):
             with pytest.raises(ValueError, match=text):
                 hvd.sparse_allreduce_async(bad, "bad", op)
+        last = hvd.sparse_allreduce_async(of(r, torch.float64), "last", hvd.Sum)
+        while not hvd.poll(last):
+            pass
+        hvd.barrier()
+    total = sum(of(rank, torch.float64).to_dense() for rank in ranks)
+    assert torch.equal(last().to_dense(), total)  # what has ended before shutdown() has a result after it
 
 
 def test_sparse_tensors(run_ranks: Callable[..., Any]) -> None:
