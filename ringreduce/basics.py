@@ -413,4 +413,10 @@ def _joined(place: environment.Placement, placed: places.PlacedRanks | None, tim
     return rendezvous.join_placed(placed, Deadline(timeout_s), segment)
 
 
+def _renew_lock_in_child() -> None:
+    global _lock
+    _lock = threading.RLock()  # a thread that the child does not have may have had the other one
+
+
+os.register_at_fork(after_in_child=_renew_lock_in_child)
 atexit.register(_leave)

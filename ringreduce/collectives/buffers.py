@@ -8,6 +8,7 @@ memory become a gpu.Operand in place of an ndarray, and have the same functions 
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -192,6 +193,14 @@ def _count_copy(nbytes: int) -> None:
     global _copied
     with _copied_lock:
         _copied += nbytes
+
+
+def _renew_lock_in_child() -> None:
+    global _copied_lock
+    _copied_lock = threading.Lock()  # a thread that the child does not have may have had the other one
+
+
+os.register_at_fork(after_in_child=_renew_lock_in_child)
 
 
 def _view(value: Any) -> Array | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +17,8 @@ from deadlines import SOON_S
 from kills import survivors
 from processes import asleep, completed
 from ranks import clean_environment, receive_from_test, run_ranks, send_to_test, start_ranks
+
+from ringreduce.collectives import buffers
 
 
 def loads_data() -> Any:
@@ -269,6 +273,57 @@ def forks_with_a_model(shard_step: bool) -> list[float]:
 def test_a_forked_child_does_not_write_into_its_parents_model(shard_step: bool) -> None:
     pytest.importorskip("torch")
     assert all(run_ranks(forks_with_a_model, 2, args=(shard_step,))[0])
+
+
+def exit_status(child: int) -> int:
+    """Of a child that ends soon; else it is killed, which gives -9."""
+    pidfd = os.pidfd_open(child)
+    if not select.select([pidfd], [], [], SOON_S)[0]:
+        os.kill(child, signal.SIGKILL)
+    os.close(pidfd)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def forks_while_a_thread_is_in_init() -> int:
+    """A lock that another thread had at the fork has nobody in the child who would give it back."""
+    import ringreduce as rr
+    from ringreduce import basics
+
+    status = 0
+    if os.environ["RINGREDUCE_RANK"] == "0":
+        thread = threading.Thread(target=rr.init)
+        thread.start()
+        while basics._lock.acquire(blocking=False):
+            basics._lock.release()
+        child = os.fork()
+        if child == 0:
+            rr.shutdown()  # as at the end of every process that has imported ringreduce
+            os._exit(7)
+        status = exit_status(child)
+        send_to_test("forked")
+        thread.join()
+    else:
+        receive_from_test()
+        rr.init()
+    rr.shutdown()
+    return status
+
+
+def test_a_child_forked_while_another_thread_is_in_init_ends() -> None:
+    with start_ranks(forks_while_a_thread_is_in_init, 2) as job:
+        assert job.receive(0) == "forked"
+        job.send(1)
+        assert [outcome.value for outcome in job.wait()] == [7, 0], job.report()
+
+
+def test_a_child_forked_while_another_thread_counts_a_copy_counts_its_own() -> None:
+    before = buffers.copied()
+    with buffers._copied_lock:
+        child = os.fork()
+        if child == 0:
+            buffers.readable(np.ones((2, 3)).T)
+            os._exit((buffers.copied() - before) // 8)
+    assert exit_status(child) == 6
 
 
 BETWEEN = """
