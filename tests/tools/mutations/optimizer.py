@@ -357,7 +357,7 @@ ROWS = (
     Mutation(
         "address-0",
         "ringreduce/torch/tensors.py",
-        "                if address != 0 or tensor.numel() == 0:\n",
+        "                if address >= FAR or is_memory(address, tensor) or tensor.numel() == 0:\n",
         "                if True:\n",
         ("test_without_memory.py::test_what_has_no_memory_is_refused",),
     ),
