@@ -127,8 +127,10 @@ double parse_number(const Knob& knob, const KnobValue& given) {
   const double high = std::strtod(range.c_str() + range.find("..") + 2, nullptr);
   char* end = nullptr;
   double value = std::strtod(given.value.c_str(), &end);
-  // Horovod remembers nothing at 0. What a cache remembers changes no result, so a script of Horovod's goes on.
-  if (given.origin == "HOROVOD_CACHE_CAPACITY" && *end == '\0' && value >= 0) value = std::clamp(value, low, high);
+  // Horovod's number, which may be 0, is of what is remembered. Ours is of what is in flight too, where fewer names
+  // than by default could stop a script that runs there.
+  if (given.origin == "HOROVOD_CACHE_CAPACITY" && *end == '\0' && value >= 0)
+    value = std::clamp(value, std::strtod(knob.fallback, nullptr), high);
   if (given.value.empty() || *end != '\0' || !(value >= low && value <= high)) {
     throw InvalidArgumentError(given.origin + "=" + given.value + ": expected a number in " + range + " (" + knob.unit +
                                "), " + knob.meaning);

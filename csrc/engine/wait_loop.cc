@@ -24,8 +24,8 @@ constexpr int64_t kQuietNs = 10000000;
 constexpr int64_t kDrivenNs = 4 * kPollNs;
 // It then looks again after as long as threads have looked at them without a pause, at most so long; or after so long
 // at once where that thread's wait is for many bytes, and is rung when the thread goes (4 MiB, 4 hosts, 1 Gbit/s: 310
-// sleeps a call, by 0.2 ms 460). What arrives after the last of many short waits, and what no rank of this process
-// waits for, is seen so much later, once.
+// sleeps a call, by 0.2 ms 460). Once it is rung it begins anew. What arrives after the last of many short waits, and
+// for which nobody here has called anything, is seen so much later, once.
 constexpr int64_t kLeftMostNs = 2'000'000;
 // A wait on links that has lasted so long is for many bytes, not for one message: it looks once every two naps' time,
 // also just after something has come, and leaves the core to whoever works (Open MPI, 16 MiB, 4 hosts on 2 cores: 219
@@ -198,9 +198,10 @@ void WaitLoop::run_engine() {
         // One of the two sees the other: the thread that goes, or the engine that falls asleep.
         engine_leaves_links_.store(true);
         const bool is_bulk = bulk_waits_.load() != 0;
-        sleep_on(idle_bell, seen_idle,
-                 is_bulk ? kLeftMostNs : std::clamp(now - driven_since_ns, kDrivenNs, kLeftMostNs));
+        const Woken woken = sleep_on(idle_bell, seen_idle,
+                                     is_bulk ? kLeftMostNs : std::clamp(now - driven_since_ns, kDrivenNs, kLeftMostNs));
         engine_leaves_links_.store(false);
+        if (woken == Woken::kRung) driven_since_ns = 0;  // there is something to do
         continue;
       }
       driven_since_ns = 0;

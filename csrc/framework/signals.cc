@@ -53,6 +53,7 @@ bool have_same_handler(const struct sigaction& one, const struct sigaction& othe
 // put one in front of ours, which may call ours (faulthandler.register(chain=True) does). In front of the latter, ours
 // would call it, and it ours, until the stack ends.
 bool is_pythons(const struct sigaction& handler) {
+  if ((handler.sa_flags & SA_NODEFER) != 0) return false;  // one that raises the signal anew; Python's has no such flag
   for (const Watched& one : watched) {
     if (one.is_armed && have_same_handler(one.before, handler)) return true;
   }

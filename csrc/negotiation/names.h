@@ -23,7 +23,8 @@ class Names {
   size_t slot_of(const std::string& name);
   // The slot of a name that some rank has announced; kNone if there is none. Claims nothing.
   size_t find(const std::string& name);
-  bool has_room() const;  // without the lock: a moment's view
+  bool has_room() const;          // without the lock: a moment's view
+  bool is_all_passed_on() const;  // likewise: where it is not, there is no room
 
   // The latest generation that a rank has announced in a slot; 0: none.
   uint64_t latest(size_t slot, int rank) const;
@@ -45,7 +46,6 @@ class Names {
 
  private:
   bool is_idle(size_t slot) const;
-  bool is_all_passed_on() const;
   size_t claim_slot();
   size_t find(const std::string& stored, uint64_t hash);
   void remember(const std::string& stored, size_t slot);

@@ -92,15 +92,17 @@ bool Waiter::wait_until_finished(Operation& operation, double timeout_s, Interru
   DeadlockTimeout::Waiter waiter(parts_.context.deadlock_timeout());
   // Once its own limit has run out, the caller may call what the others wait for; the group's limit fails the group.
   const double group_timeout_s = parts_.context.timeout_s();
-  const bool goes_on = timeout_s >= 0 && (group_timeout_s <= 0 || timeout_s < group_timeout_s);
+  const auto age_s = [&] { return static_cast<double>(now_ns() - operation.submitted_ns) * 1e-9; };
+  const bool goes_on = timeout_s >= 0 && (group_timeout_s <= 0 || timeout_s < group_timeout_s - age_s());
   const auto tick = [&] {
     watchdog_.check(operation);
     if (shown.is_shown()) parts_.context.tell_wait(shown.number(), call_text(operation), missing_for_sure(operation));
-    if (operation.ticket.tag == 0 || goes_on) return;
-    look_for_deadlock_timeout(waiter,
-                              parts_.negotiation.requests().complete(operation.ticket) ? "" : waits_for(operation));
+    if (operation.ticket.tag == 0) return;
+    if (!goes_on)
+      look_for_deadlock_timeout(waiter,
+                                parts_.negotiation.requests().complete(operation.ticket) ? "" : waits_for(operation));
     // Not under the lock: who knows the process's threads may have to wait for one that wants it.
-    const bool may_block = blocked || !parts_.context.calling_threads().has_others();
+    const bool may_block = !goes_on && (blocked || !parts_.context.calling_threads().has_others());
     auto submitted = parts_.submitted.lock();
     record_thread(submitted);  // another thread may have submitted what this one waits for, and may submit more
     if (submitted->calls.has_many_threads() || !may_block) return;
@@ -318,6 +320,25 @@ void Waiter::lift_block(GroupParts::Locked& submitted) {
   submitted->calls.set_many_threads();
 }
 
+// Why no operation of a name can be announced now.
+std::string Waiter::why_no_name() const {
+  const Names& names = parts_.negotiation.names();
+  const auto world_rank = [this](int r) { return parts_.from.world_ranks[static_cast<size_t>(r)]; };
+  if (!names.is_all_passed_on()) {
+    return "rank " + std::to_string(world_rank(parts_.from.hosts.leader_here())) +
+           ", the leader of this host, has not told the other hosts what came before";
+  }
+  if (!names.has_room()) {
+    return "all " + std::to_string(parts_.control().capacity()) +
+           " tensor names of the group are in flight; if that is usual, raise RINGREDUCE_CACHE_CAPACITY";
+  }
+  std::vector<int> joined;
+  for (const int r : parts_.from.hosts.here()) {
+    if (parts_.control().line(r).joined.load() != 0) joined.push_back(world_rank(r));
+  }
+  return "an earlier operation of this name has not ended on rank(s) " + list_of(joined) + ", which joined";
+}
+
 // All names of the table are in flight, or a rank that has joined has not consumed this one.
 void Waiter::wait_for_name(GroupParts::Locked& submitted, Operation& waiting, Interrupt interrupt,
                            const std::function<bool(PendingOperations&)>& announce) {
@@ -331,10 +352,7 @@ void Waiter::wait_for_name(GroupParts::Locked& submitted, Operation& waiting, In
   };
   DeadlockTimeout::Waiter waiter(parts_.context.deadlock_timeout());
   const auto tick = [&] {
-    const bool has_room = parts_.negotiation.names().has_room();
-    const std::string why = has_room ? "a rank that has joined has not ended an earlier operation of this name"
-                                     : "all " + std::to_string(parts_.control().capacity()) +
-                                           " tensor names of the group are in flight (RINGREDUCE_CACHE_CAPACITY)";
+    const std::string why = why_no_name();
     look_for_deadlock_timeout(
         waiter, "to call " + called_shortly(waiting.kind, waiting.name, waiting.number) + ", because " + why);
     if (parts_.members.fail_if_unread(waiting)) return;
@@ -342,8 +360,7 @@ void Waiter::wait_for_name(GroupParts::Locked& submitted, Operation& waiting, In
     const double warning_s = parts_.from.settings.stall_warning_s;
     const double age_s = static_cast<double>(now_ns() - waiting.submitted_ns) * 1e-9;
     if (warning_s <= 0 || age_s < warning_s || waiting.warned.exchange(true)) return;
-    parts_.from.log.warning(parts_.from.where(waiting) + " waits because " + why +
-                            (has_room ? "" : "; if that is usual, raise it"));
+    parts_.from.log.warning(parts_.from.where(waiting) + " waits because " + why);
   };
   wait_until(announced, interrupt, tick);
   submitted.lock();

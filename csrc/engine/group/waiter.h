@@ -55,6 +55,7 @@ class Waiter {
   std::string call_text(const Operation& operation) const;
   std::vector<int> missing_for_sure(const Operation& operation) const;
   std::string waits_for(const Operation& operation);
+  std::string why_no_name() const;
   void look_for_deadlock_timeout(DeadlockTimeout::Waiter& waiter, const std::string& waits_for);
   void give_back_name(const Operation& operation);
 

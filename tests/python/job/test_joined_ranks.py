@@ -85,5 +85,5 @@ def test_a_rank_is_stopped_within_join() -> None:
         job.kill(2, signal.SIGCONT)
     for text in texts:
         assert text.startswith("TimeoutError: "), text
-        assert "it could not be submitted, because a rank that has joined has not ended an earlier operation" in text
+        assert "because an earlier operation of this name has not ended on rank(s) 2, which joined" in text
         assert "rank(s) 2 show no sign of life" in text

@@ -143,5 +143,28 @@ def has_a_chaining_handler(number: int) -> list[int]:
     return came
 
 
+def test_a_handler_in_c_of_two_signals() -> None:
+    with start_ranks(has_two_chaining_handlers, 1, env=ENV) as job:
+        (result,) = job.wait()
+    assert result.value == [signal.SIGINT], job.report()
+
+
+def has_two_chaining_handlers() -> list[int]:
+    tf = tensorflow_ranks.start()
+    import ringreduce.tensorflow as hvd
+
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    with open(os.devnull, "w") as nowhere:
+        faulthandler.register(signal.SIGTERM, file=nowhere)
+        hvd.init()
+        hvd.allreduce(tf.ones(3))
+        faulthandler.register(signal.SIGINT, chain=True, file=nowhere)
+        hvd.allreduce(tf.ones(3))
+        os.kill(os.getpid(), signal.SIGINT)
+    hvd.shutdown()
+    return came
+
+
 def interrupted(*_: Any) -> None:
     raise InterruptedError
