@@ -167,7 +167,33 @@ def _from_arguments(rank: int | None, size: int | None, environ: Environ) -> Pla
 
 
 def _launcher(environ: Environ) -> Launcher | None:
-    return next((known for known in _LAUNCHERS if all(mark in environ for mark in known.marks)), None)
+    found = [known for known in _LAUNCHERS if all(mark in environ for mark in known.marks)]
+    mpi = next((known for known in found if known.source in _OF_MPI), None)
+    if found and found[0] is _TORCHRUN and mpi is not None:
+        return _nearer(found[0], mpi, environ)
+    return found[0] if found else None
+
+
+def _nearer(torchrun: Launcher, mpi: Launcher, environ: Environ) -> Launcher:
+    """Which of two has started this process, where one has started the other. Raises InvalidArgumentError.
+
+    torchrun is often one task of a step of srun's, or of mpirun's, on each node: all of its ranks have that task's
+    PMIX_RANK, PMI_RANK or OMPI_COMM_WORLD_RANK. And mpirun may be called by a rank of torchrun's, a driver, say.
+    """
+    torchs, mpis = (
+        [next((environ[name] for name in names if name in environ), "") for names in (known.rank, known.size)]
+        for known in (torchrun, mpi)
+    )
+    if torchs == mpis:  # one rank of torchrun's in each task: MPI knows as much
+        return mpi
+    is_torchrun = starter.is_nearer(torchrun.marks, mpi.marks, environ)
+    if is_torchrun is None and torchs[1] == "1" != mpis[1]:  # else each of MPI's ranks might be alone with its work
+        marks = " and ".join(f"{name}={environ[name]}" for name in (*torchrun.marks, *mpi.marks))
+        raise InvalidArgumentError(
+            f"{marks} are of two launchers, and the inner one cannot be told: for ranks of {mpi.source} within a rank "
+            "of torchrun's, start them by env -u TORCHELASTIC_RUN_ID; for ranks of torchrun's, unset the others"
+        )
+    return mpi if is_torchrun is False else torchrun
 
 
 def _read(launcher: Launcher, environ: Environ) -> Placement:
@@ -267,15 +293,15 @@ _SLURM_PLACE = ("", "", "SLURM_NODEID", "SLURM_STEP_NUM_NODES")  # no variable c
 
 _TORCH = (("RANK",), ("WORLD_SIZE",), "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", _torchrun_job)
 
-# Ranks inherit the variables of an outer launcher. torchrun is often one task of a step of srun's, or of mpirun's, on
-# each node: all of its ranks have that one task's PMIX_RANK, PMI_RANK or OMPI_COMM_WORLD_RANK. So torchrun comes before
-# them where its own TORCHELASTIC_RUN_ID is set. An mpirun within a rank of torchrun's is rarer: it is answered with
-# torchrun's place, and all of its ranks say that they are the same one, which is an error at init().
+# Ranks inherit the variables of an outer launcher. torchrun comes before MPI's where its own TORCHELASTIC_RUN_ID is
+# set; where both are, _nearer() says which of them has started the other.
 # Slurm's marks include the step: in a batch script, outside srun, there is no step and the process is alone.
 # RANK and WORLD_SIZE are common words: both must be there before they are believed, and MPI's names win over them.
+_TORCHRUN = Launcher("torchrun", ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"), *_TORCH)
+_OF_MPI = frozenset(("openmpi", "pmix", "mpich"))
 _LAUNCHERS = (
     _of("RINGREDUCE_", "ringrun", ("RINGREDUCE_RANK",), _ringrun_job),
-    Launcher("torchrun", ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"), *_TORCH),
+    _TORCHRUN,
     _of("OMPI_COMM_WORLD_", "openmpi", ("OMPI_COMM_WORLD_RANK",), _pmix_job),
     Launcher("pmix", ("PMIX_RANK",), ("PMIX_RANK",), (*_PMI_SIZE, *_SLURM_SIZE), *_SLURM_PLACE, _pmix_job),
     Launcher("mpich", ("PMI_RANK", "MPI_LOCALNRANKS"), ("PMI_RANK",), _PMI_SIZE,

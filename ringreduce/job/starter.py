@@ -47,6 +47,21 @@ def of_ranks(names: Sequence[str], environ: Mapping[str, str]) -> str:
     return _kept(find, os.getpid(), *mine.values())
 
 
+def is_nearer(names: Sequence[str], others: Sequence[str], environ: Mapping[str, str]) -> bool | None:
+    """Whether who gave this process the variables `names` is nearer to it than who gave it `others`.
+
+    The nearer one was started with the others' variables and gave its own. None: /proc does not tell, as of a process
+    of another user.
+    """
+    for pid, _, _ in ancestors():
+        initial = _initial_environment(pid, [*names, *others])
+        has_names = all(initial[name] == environ[name] for name in names)
+        has_others = all(initial[name] == environ[name] for name in others)
+        if not (has_names and has_others):
+            return None if has_names == has_others else has_others
+    return None
+
+
 def ancestors() -> Iterator[tuple[int, str, int]]:
     """(pid, command name, start time) of the parent, its parent and so on; at least of the parent."""
     pid = os.getppid()

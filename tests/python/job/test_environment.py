@@ -71,6 +71,7 @@ with open(f"/proc/{os.getppid()}/stat") as stat:
 
 TORCHRUN_OF_8 = TORCHRUN | {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}
 PLACE_OF_8 = Placement(3, 8, 3, 8, 0, 1, "torchrun", f"torch-none-29500-1-{PARENT}")
+TORCHRUN_OF_1 = TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 SRUN_OF_1 = SLURM | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"}
 ONE_TASK = {
     "mpirun (Open MPI)": OPEN_MPI
@@ -99,6 +100,8 @@ PLACES = [
         (f"torchrun within one task of {outer}", environ | TORCHRUN_OF_8, PLACE_OF_8)
         for outer, environ in ONE_TASK.items()
     ),
+    ("one rank of torchrun's in each task", TORCHRUN | {"RANK": "2", "WORLD_SIZE": "4"} | OPEN_MPI,
+     Placement(2, 4, 2, 4, 0, 1, "openmpi", "pmix-1181941761")),
     ("mpirun beside RANK and WORLD_SIZE", OPEN_MPI | {"RANK": "0", "WORLD_SIZE": "8"},
      Placement(2, 4, 2, 4, 0, 1, "openmpi", "pmix-1181941761")),
     ("horovod's names lose", HOROVODRUN | SLURM, Placement(3, 4, 3, 4, 0, 1, "slurm", "slurm-77.5")),
@@ -149,6 +152,7 @@ BAD = [
     ("cross", RINGRUN | {"RINGREDUCE_CROSS_RANK": "x"}, ["RINGREDUCE_CROSS_RANK"]),
     ("no size", {"RINGREDUCE_RANK": "0"}, ["RINGREDUCE_SIZE is not set"]),
     ("no size", {"OMPI_COMM_WORLD_RANK": "0"}, ["OMPI_COMM_WORLD_SIZE is not set"]),
+    ("no telling who is inner", TORCHRUN_OF_1 | OPEN_MPI, ["TORCHELASTIC_RUN_ID=", "OMPI_COMM_WORLD_RANK=2", "env -u"]),
     ("no size", {"PMIX_RANK": "0"}, ["PMIX_RANK=0", "PMI_SIZE", "SLURM_NTASKS"]),
     ("no secret", RINGRUN | {"RINGREDUCE_RENDEZVOUS": "name"}, ["RINGREDUCE_RENDEZVOUS"]),
     ("no hex", RINGRUN | {"RINGREDUCE_RENDEZVOUS": "name:xy"}, ["RINGREDUCE_RENDEZVOUS"]),
@@ -205,6 +209,7 @@ os.write(1, f"{p.rank} {p.size} {p.local_size} {p.source} {p.job}\\n".encode())
 """
 
 
+@pytest.mark.parametrize("outer", [{}, TORCHRUN_OF_1], ids=["alone", "within a rank of torchrun's"])
 @pytest.mark.parametrize(
     ("command", "source", "job"),
     [
@@ -214,10 +219,11 @@ os.write(1, f"{p.rank} {p.size} {p.local_size} {p.source} {p.job}\\n".encode())
     ],
     ids=["openmpi", "mpich", "mpich behind shells"],
 )
-def test_real_launchers(command: list[str], source: str, job: str) -> None:
+def test_real_launchers(command: list[str], source: str, job: str, outer: dict[str, str]) -> None:
     if shutil.which(command[0]) is None:
         pytest.skip(f"{command[0]} is not installed")
-    environ = clean_environment() | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    environ = clean_environment() | outer
+    environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     done = completed([*command, sys.executable, "-c", PRINT_PLACE], env=environ)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = sorted(line.split() for line in done.stdout.splitlines())
