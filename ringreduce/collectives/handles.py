@@ -77,7 +77,9 @@ class Submitted:
     operands: the operations are withdrawn. Those that were not submitted yet are not called, as where an exception
     ends a loop of calls: to submit them could block until the other ranks have called the first ones.
 
-    What is an Error stands: it is one operation's, or the group's, whose operations have ended.
+    An Error withdraws nothing: it is the group's, whose operations have ended, or that of one operation that cannot be
+    submitted, as where its name is in use. Then those before it go on: to withdraw them between hosts would fail the
+    group.
     """
 
     __slots__ = ("_calls", "_submit", "_works")

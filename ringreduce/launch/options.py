@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.launch import horovodrun
-from ringreduce.launch.forwarded import asked_for
+from ringreduce.launch.forwarded import NAME, asked_for
 from ringreduce.launch.hosts import THIS_HOST, merged, named_hosts
 from ringreduce.launch.python import run_script
 
@@ -185,7 +185,9 @@ def _check_ranks(options: argparse.Namespace, prog: str) -> None:
     if not options.spans_hosts:
         _name_unused(options)
         if options.transport != "mpi":
-            options.variables = asked_for(options.x, os.environ) | options.variables
+            words = [word for word in options.x if "=" in word or word in os.environ or not NAME.fullmatch(word)]
+            options.variables = asked_for(words, os.environ) | options.variables
+            options.unused += [f"-x {word} (this variable is not set)" for word in options.x if word not in words]
     slots = sum(host.slots for host in hosts) if hosts else None
     if options.ranks is None:
         options.ranks = slots

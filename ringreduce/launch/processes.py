@@ -101,14 +101,14 @@ class Processes:
 
         abandoned: do not wait for those that the kernel cannot end.
         """
+        if self._guardian is not None:  # first: a rank that has been waited for gives its number away
+            self._guardian.close()
         for pidfd, process in self._processes.items():
             if not abandoned:
                 process.popen.wait()
             os.close(pidfd)
         self._processes.clear()
         self._exits.close()
-        if self._guardian is not None:
-            self._guardian.close()
 
     def _on_exits(self) -> None:
         for pidfd in self._exits.ended():

@@ -66,6 +66,7 @@ LATE_S = 3.0
 """How long rank 0 goes on to answer after an error, where ranks have not come yet."""
 TURNED_AWAY = {
     "unproven": "did not know the job's secret, or {are} another job's",
+    "late": f"did not prove within {UNPROVEN_S:g} s to know the job's secret, as ranks that are stopped",
     "other": "spoke something else than ringreduce",
     "silent": "said nothing, as port scans and health checks do",
 }
@@ -281,10 +282,11 @@ class _Server:
         now_s = time.monotonic()
         for caller in list(self._callers.values()):
             if not caller.is_proven and now_s - caller.began_s > UNPROVEN_S:
-                self._turn_away(caller)
+                kind = caller.kind()
+                self._turn_away(caller, "late" if kind == "unproven" else kind)
 
-    def _turn_away(self, caller: Caller) -> None:
-        self._turned_away[caller.kind()] += 1
+    def _turn_away(self, caller: Caller, kind: str | None = None) -> None:
+        self._turned_away[caller.kind() if kind is None else kind] += 1
         self._close(caller)
 
     def _close(self, caller: Caller) -> None:

@@ -7,7 +7,9 @@ gradients of a DistributedGradientTape are not reduced twice.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
+from types import FrameType
 from typing import Any
 
 import tensorflow as tf
@@ -22,8 +24,24 @@ from ringreduce.tensorflow.variables import VariableRef
 
 SCALED_PASSES = (
     "backward_passes_per_step > 1 with a LossScaleOptimizer of tf_keras: a rank whose gradients overflow in a pass "
-    "would change its scale alone. Take Keras 3, bfloat16 without a scale, or one pass"
+    "would change its scale alone. Take a fixed scale (dynamic=False), Keras 3, bfloat16 without a scale, or one pass"
 )
+
+
+def _is_scale_dynamic(optimizer: Any) -> bool:
+    """Whether a LossScaleOptimizer of tf_keras is around the optimizer that may change its scale.
+
+    It marks the optimizer, and is known itself only where it is at work: as one that calls.
+    """
+    if not getattr(optimizer, "_is_wrapped_by_loss_scale_optimizer", False):
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        caller: Any = frame.f_locals.get("self")
+        if getattr(caller, "inner_optimizer", None) is optimizer:
+            return bool(caller.dynamic)
+        frame = frame.f_back
+    return True
 
 
 class GradientReduction:
@@ -129,7 +147,7 @@ class DistributedMixin:
         process_set = self._reduction.settings.process_set
         if not process_set.included() or process_set.size() == 1:
             return
-        is_scaled = getattr(self, "_is_wrapped_by_loss_scale_optimizer", False)  # set by either one of tf_keras
+        is_scaled = _is_scale_dynamic(self)
         if is_scaled and self._agg_helper is not None:
             raise InvalidArgumentError(SCALED_PASSES)
         local = {VariableRef(one) for one in self._reduction.local()}
@@ -139,8 +157,8 @@ class DistributedMixin:
         if is_scaled:
             raise InvalidArgumentError(
                 "local variables (register_local_var(), local_layers) with a LossScaleOptimizer of tf_keras: a rank "
-                "whose own local gradients overflow would leave out a step alone. Take Keras 3, or bfloat16 without a "
-                "scale"
+                "whose own local gradients overflow would leave out a step alone. Take a fixed scale (dynamic=False), "
+                "Keras 3, or bfloat16 without a scale"
             )
 
     def _allreduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:

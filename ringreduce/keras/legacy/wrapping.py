@@ -18,7 +18,8 @@ def wrap(optimizer: Any, reduction: GradientReduction) -> Any:
 
     Of a LossScaleOptimizer it is the one inside that reduces: scaled gradients, before they are looked at, so that all
     ranks leave out the same steps. With several passes to a step each rank would look at its own between reductions,
-    and their scales would go apart: that is refused, here or, where Keras scales around ours, in the first pass.
+    and their scales, unless they are fixed, would go apart: that is refused, here or, where Keras scales around ours,
+    in the first pass.
     """
     kinds = (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer)
     if not isinstance(optimizer, kinds):
@@ -28,7 +29,7 @@ def wrap(optimizer: Any, reduction: GradientReduction) -> Any:
     if isinstance(optimizer, DistributedMixin) or isinstance(inner, DistributedMixin):
         raise InvalidArgumentError("this optimizer is a DistributedOptimizer already")
     if inner is not None:
-        if reduction.aggregation is not None and (reduction.settings.process_set.size() or 1) > 1:
+        if optimizer.dynamic and reduction.aggregation is not None and (reduction.settings.process_set.size() or 1) > 1:
             raise InvalidArgumentError(SCALED_PASSES)
         scaled = copy.copy(optimizer)
         vars(scaled)["_optimizer"] = wrap(inner, reduction)

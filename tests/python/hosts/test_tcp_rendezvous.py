@@ -257,6 +257,27 @@ def test_rank_0_tells_callers_of_other_kinds_apart(
     assert f" within {HANG_S:g} s.{strangers} Other hosts cannot reach 127.0.0.1" in str(caught.value)
 
 
+def test_a_rank_that_is_stopped_before_its_proof_is_not_said_to_have_another_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ringreduce.job.tcp.rendezvous_server.UNPROVEN_S", 2.0)
+    gate, has_gone = gate_at(0), threading.Event()
+    address = gate.getsockname()
+    with ThreadPoolExecutor(1) as pool:
+        rank_0 = pool.submit(meet, TcpMeeting(*address, SECRET, 0, 2, 1), DeadlineAtWill(has_gone), gate)
+        try:
+            with socket.create_connection(address, HANG_S) as caller:
+                greets(caller)
+                assert caller.recv(1) == b""
+        finally:
+            has_gone.set()
+        with pytest.raises(TimeoutError) as caught:
+            rank_0.result(HANG_S)
+    assert "1 connection did not prove within 5 s to know the job's secret, as ranks that are stopped." in str(
+        caught.value
+    )
+
+
 def test_callers_that_make_room_are_none_of_these(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them may have been a rank, which comes again."""
     monkeypatch.setattr("ringreduce.job.tcp.rendezvous_server.places_of_unproven", lambda *_: 2)

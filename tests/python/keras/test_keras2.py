@@ -195,6 +195,15 @@ def keras_scales_no_sums_of_passes(tf: Any, hvd: Any, make: Any) -> None:
             scaled.minimize(lambda: variable * 1.0, [variable])
         assert hvd.stats()["operations"] == before
     hvd.remove_process_set(alone)
+    fixed = {"dynamic": False, "initial_scale": 4.0}
+    for scaled in (
+        Scaled(hvd.DistributedOptimizer(make(1.0), backward_passes_per_step=2), **fixed),
+        hvd.DistributedOptimizer(Scaled(make(1.0), **fixed), backward_passes_per_step=2),
+    ):
+        variable.assign(8.0)
+        for step in (1.0, 2.0):
+            scaled.minimize(lambda step=step: variable * (hvd.rank() + step), [variable])
+        close(variable, 8.0 - (1.5 + 2.5))
     tf.keras.mixed_precision.set_global_policy("mixed_float16")
     try:
         model = tf.keras.Sequential([tf.keras.layers.Input((4,)), tf.keras.layers.Dense(2)])

@@ -63,10 +63,11 @@ def python(code: str) -> list[str]:
 
 
 def test_x_sets_a_variable_of_the_ranks_of_this_host_too() -> None:
-    words = ["-x", "MINE", "-x", "NEW=a=b", "-x", "RINGREDUCE_LOG_LEVEL=error", "--log-level", "debug"]
+    words = ["-x", "MINE", "-x", "NEW=a=b", "-x", "RINGREDUCE_LOG_LEVEL=error", "--log-level", "debug", "-x", "NO_SUCH"]
     script = 'echo "$MINE $NEW $RINGREDUCE_LOG_LEVEL"'
     done = ringrun("-np", "2", *words, "sh", "-c", script, env={"MINE": "kept", "NEW": "old"})
-    assert (done.returncode, done.stdout, done.stderr) == (0, "kept a=b debug\n" * 2, "")
+    assert (done.returncode, done.stdout) == (0, "kept a=b debug\n" * 2), done.stderr
+    assert done.stderr == "ringrun: without effect here: -x NO_SUCH (this variable is not set)\n"
 
 
 def test_every_rank_is_told_its_place() -> None:
