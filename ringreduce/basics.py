@@ -109,7 +109,7 @@ def init(
             their secret; or another process listens at the address.
         TimeoutError: not all ranks came within RINGREDUCE_INIT_TIMEOUT.
         UnavailableError: the job needs a transport that does not exist, or is on several hosts without mpi4py and
-            without a secret file.
+            without a secret file; or MPI connects its hosts, and RINGREDUCE_ENCRYPT=on.
     """
     with _lock:
         if state.current is None:
