@@ -133,7 +133,7 @@ def test_what_has_no_memory_is_refused(run_ranks: Callable[..., Any], tmp_path: 
     run_ranks(refuse, 2, args=(str(tmp_path),))
 
 
-@pytest.mark.parametrize("what", BARE.keys() - {"DTensor"})
+@pytest.mark.parametrize("what", [what for what in BARE if what != "DTensor"])
 def test_the_api_for_arrays_refuses_it_too(what: str) -> None:
     """DLPack tells of no memory by an address of 0, for which NumPy takes memory of its own, with anything in it."""
     tensor = BARE[what][0]()
