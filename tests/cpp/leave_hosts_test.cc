@@ -3,6 +3,7 @@
 
 #include "doctest/doctest.h"
 #include "loopback_links.h"
+#include "negotiation/segment/failure.h"
 
 namespace rr::test {
 namespace {
@@ -15,6 +16,21 @@ TEST_CASE("a rank that leaves ends what needs it on the other hosts") {
     const std::string text = raised<ShutdownError>([&] { sum_now(rank, rank.world, 5000, 2); });
     expect_contains(text, "rank 2 called shutdown() or ended");
     expect_contains(text, "shm+" + rank.context.network_name());
+  }));
+}
+
+TEST_CASE("a process set fails with the world where a member, which has left, never had it") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "60"}};
+  const Fd of_rank_1 = create_memfd("group", ControlSegment::nbytes(2, 16));
+  CHECK_NOTHROW(run_hosts({0, 1}, [&](Rank& rank) {
+    sum_now(rank, rank.world, 1000, 1);
+    if (rank.rank == 0) {  // it adds the process set when it sees a rank die
+      record_failure(rank.world.control(), FatalKind::kPeerLost, "lost rank 7");
+      raised<PeerLostError>([&] { sum_now(rank, rank.world, 1000, 2); });
+      return;
+    }
+    const std::shared_ptr<Group> set = rank.context.add_group(of_rank_1.get(), {0, 1}, 1, nullptr);
+    expect_contains(raised<PeerLostError>([&] { sum_now(rank, *set, 1000, 1); }), "lost rank 7");
   }));
 }
 

@@ -5,6 +5,7 @@
 #include "base/errors.h"
 #include "base/text.h"
 #include "engine/context.h"
+#include "negotiation/segment/failure.h"
 
 namespace rr {
 // A rank that left cleanly is missed only by the operations that still need it. cut_off: by rank, what
@@ -112,14 +113,28 @@ void Watchdog::fail_if_unresponsive() const {
                      parts_.context.timeout_text());
 }
 
+// A member may never have had this group: one that sees a rank die while it adds a process set raises, and tells the
+// world alone, while the process set is there for ranks of other hosts.
+void Watchdog::fail_with_world() const {
+  if (parts_.from.id == 0) return;
+  const ControlSegment& world = parts_.context.world().control();
+  if (!has_failed(world)) return;
+  const std::vector<int>& members = parts_.from.world_ranks;
+  const bool has_any_left = std::any_of(members.begin(), members.end(), [&](int r) { return has_left(world.line(r)); });
+  if (has_any_left)
+    record_failure(parts_.control(), static_cast<FatalKind>(world.header().failure_kind), failure_text(world));
+}
+
 void Watchdog::check(Operation& operation) const {
   check_age(operation);
+  fail_with_world();
   parts_.members.fail_if_left(operation);
   fail_if_other_memory(operation);
 }
 
 void Watchdog::look() {
   parts_.members.fail_if_dead();
+  fail_with_world();
   std::vector<int> cut_off;
   for (int r = 0; r < parts_.from.size(); ++r) cut_off.push_back(parts_.members.unreachable_because_of(r));
   // Messages that a rank sent before it left are still in its link.

@@ -39,6 +39,7 @@ class Watchdog {
   void fail_if_nobody_can_send(const PendingOperations& pending, const std::vector<int>& cut_off) const;
   void fail_if_out_of_order(const PendingOperations& pending) const;
   void fail_if_unresponsive() const;
+  void fail_with_world() const;
   void fail_if_other_memory(const Operation& operation) const;
 
   const GroupParts& parts_;

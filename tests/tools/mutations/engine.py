@@ -217,6 +217,14 @@ ROWS = (
         ("causes_test::of two ranks",),
     ),
     Mutation(
+        "set-outlives-the-world",
+        "csrc/engine/group/watchdog.cc",
+        "  if (!has_failed(world)) return;\n",
+        "  return;\n",
+        ("leave_hosts_test::a process set fails with the world",),
+        limit_s=20,
+    ),
+    Mutation(
         "read-after-failure",
         "csrc/engine/group/executor.cc",
         "  if (has_failed(from_.control)) return true;\n  return fail_if_somebody",
