@@ -189,11 +189,6 @@ def wait_or_withdraw(work: Waitable) -> None:
         raise
 
 
-def together(handles: Sequence[Handle[T]]) -> Handle[list[T]]:
-    """One handle for several: waits for all, then raises the first error or gives the list of their results."""
-    return Handle(Works(handles), lambda works: [handle.wait() for handle in works.each])
-
-
 def numbered(name: str | None, index: int, count: int) -> str | None:
     """The name of one tensor of several; a single one has the name itself."""
     return name if name is None or count == 1 else f"{name}_{index + 1}of{count}"

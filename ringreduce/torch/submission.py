@@ -25,7 +25,7 @@ def allgathers(tensors: Sequence[torch.Tensor], name: str | None, process_set: P
 
 def gathers(group: Group, tensors: Sequence[torch.Tensor], names: Sequence[str | None]) -> Works:
     """allgathers() by these names."""
-    rooms = [cuda.room_for(tensor, group.size) if tensor.is_cuda and tensor.dim() else None for tensor in tensors]
+    rooms = [_room(tensor, group) for tensor in tensors]
     calls = [
         (operand(tensor), name, None if room is None else operand(room))
         for tensor, name, room in zip(tensors, names, rooms, strict=True)
@@ -35,12 +35,17 @@ def gathers(group: Group, tensors: Sequence[torch.Tensor], names: Sequence[str |
         return Works([on_stream(work, tensor, room=room) for work, tensor, room in each])
 
 
+def _room(tensor: torch.Tensor, group: Group) -> torch.Tensor | None:
+    """Of a GPU's tensor, where its all-gather puts the result; of others the core makes room."""
+    return cuda.room_for(tensor, group.size) if tensor.is_cuda and tensor.dim() else None
+
+
 def gather(group: Group, memory: Operand, tensor: torch.Tensor, name: str | None) -> Work:
     """Submits an all-gather of a tensor and its operand; received() has the result."""
     group = profiled(group)
     if not tensor.is_cuda:
         return group.allgather_async(memory, name)
-    room = cuda.room_for(tensor, group.size) if tensor.dim() else None
+    room = _room(tensor, group)
     return on_stream(group.allgather_async(memory, name, None if room is None else operand(room)), tensor, room=room)
 
 

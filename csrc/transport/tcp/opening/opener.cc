@@ -101,10 +101,12 @@ void Opener::opened(Attempt& attempt) {
 // An attempt at a connection, which is made again unless that is of no use.
 void Opener::failed(const ConnectionPtr& connection, const Dialer::Failure& failure) {
   if (connection->state.load(std::memory_order_acquire) != TcpConnection::State::kWanted) return;
-  const std::optional<std::string> why = dialer_.failed(connection, failure);
-  if (!why) return;
+  if (const std::optional<std::string> why = dialer_.failed(connection, failure)) give_up(connection, *why);
+}
+
+void Opener::give_up(const ConnectionPtr& connection, const std::string& why) {
   dialer_.forget(*connection);
-  hooks_.fail(connection, *why);
+  hooks_.fail(connection, why);
 }
 
 // The peers' kernels have taken what this rank has dialled, and the peers wait for this rank to accept: nobody else
@@ -117,10 +119,7 @@ void Opener::fail_those_that_cannot_be_accepted(int64_t now_ns) {
   errno = refusal->error;
   const std::string me = "rank " + std::to_string(rank_);
   const std::string why = with_errno(me + " cannot accept its connection") + more_descriptors(refusal->error);
-  for (const ConnectionPtr& one : connections_.wanted(now_ns - limit_ns)) {
-    dialer_.forget(*one);
-    hooks_.fail(one, why);
-  }
+  for (const ConnectionPtr& one : connections_.wanted(now_ns - limit_ns)) give_up(one, why);
 }
 
 // A stopped process is no lost one, and what else may listen there cannot be told from it.

@@ -49,6 +49,7 @@ class Opener {
   void end(std::optional<Attempts::Ended> ended);
   void opened(Attempt& attempt);
   void failed(const ConnectionPtr& connection, const Dialer::Failure& failure);
+  void give_up(const ConnectionPtr& connection, const std::string& why);
   std::string more_descriptors(int error) const;
 
   const int rank_;
