@@ -26,6 +26,8 @@ bool RankNews::is_choked() const {
 
 // How far the ranks have come is looked up first: what a rank announced before it waited, left or drained is sent
 // before that, and the first host sends an entry of the log before what a rank announced after it had run the entry.
+// A rank that has not attached yet has been there for the others from the beginning: if they were told that it is
+// absent, they would wait for the news that it has come, which comes behind what the others here announce then.
 void RankNews::collect_ranks() {
   const bool drained = join_.have_drained();
   struct Seen {
@@ -50,7 +52,7 @@ void RankNews::collect_ranks() {
       sent.watermark = watermark;
       parts_.links.send(FrameType::kWatermark, r, [&](FrameWriter& out) { out.put(watermark); });
     }
-    if (seen[i].attendance != sent.attendance) {
+    if (seen[i].attendance != Attendance::kAbsent && seen[i].attendance != sent.attendance) {
       if (parts_.hosts.is_first()) parts_.sequencer.send_log();  // with what those notes have completed
       parts_.own_requests.show(r);
       send_attendance(r);

@@ -187,6 +187,7 @@ void Receiver::apply_left(LeaderConnection& connection, FrameParser& frame) {
   const uint64_t cursor = frame.take<uint64_t>();
   frame.expect(cursor == 0 || cursor == kFinished, "has a value that its field cannot have");
   const Attendance attendance = frame.take_up_to(Attendance::kClosed);
+  frame.expect(attendance != Attendance::kAbsent, "has a value that its field cannot have");
   // What it has pushed may still be on its way, over another link than this.
   parts_.control.line(rank).cursor.store(cursor, std::memory_order_release);
   for (int r = 0; r < parts_.control.size(); ++r) parts_.control.messages_sent(rank, r).store(frame.take<uint64_t>());

@@ -48,6 +48,7 @@ TEST_CASE("frames: what cannot be is an error that names its sender") {
       {"is too short", frame(FrameType::kNamed, 1, uint64_t{0}, uint32_t{100})},
       {"has a value that its field cannot have", frame(FrameType::kLeft, 1, uint64_t{7}, Attendance::kClosed)},
       {"has a value that its field cannot have", frame(FrameType::kLeft, 1, uint64_t{0}, uint32_t{9})},
+      {"has a value that its field cannot have", frame(FrameType::kLeft, 1, uint64_t{0}, Attendance::kAbsent)},
       {"has too long a text", frame(FrameType::kLeft, 1, uint64_t{0}, Attendance::kClosed, uint64_t{0}, uint64_t{0},
                                     uint64_t{0}, uint64_t{0}, std::string(1025, 'x'))},
       {"has a value that its field cannot have", frame(FrameType::kFailed, kPeer, uint32_t{9}, std::string("x"))},

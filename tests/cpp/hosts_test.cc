@@ -235,6 +235,36 @@ TEST_CASE("a mismatch is an error on all hosts, and the group goes on") {
   }));
 }
 
+// The leaders look after their links meanwhile.
+TEST_CASE("ranks may attach to the job's memory long after the leaders of their hosts") {
+  const Environment environment{{"RINGREDUCE_INIT_TIMEOUT", "20"}};
+  std::atomic<int> looks[2] = {};  // of ranks 0 and 2, at what the other has said
+  class CountedLink final : public Link {
+   public:
+    CountedLink(std::unique_ptr<Link> link, std::atomic<int>& looks) : link_(std::move(link)), looks_(looks) {}
+    size_t push(const void* bytes, size_t nbytes) override { return link_->push(bytes, nbytes); }
+    size_t pull(void* bytes, size_t nbytes) override {
+      ++looks_;
+      return link_->pull(bytes, nbytes);
+    }
+    size_t fold(void* dst, size_t nbytes, const Reduction& reduction, const Kernels& kernels) override {
+      return link_->fold(dst, nbytes, reduction, kernels);
+    }
+
+   private:
+    const std::unique_ptr<Link> link_;
+    std::atomic<int>& looks_;
+  };
+  const auto attach_late = [&](std::unique_ptr<Link> end, int rank, int, int channel) -> std::unique_ptr<Link> {
+    // Rank 0 waits for rank 1 alone, and rank 2, which hears of that later, for rank 3.
+    if (rank != 0) wait_for([&] { return looks[rank / 3] > 2; });
+    if (rank % 2 != 0 || !carries_control(channel)) return end;
+    return std::make_unique<CountedLink>(std::move(end), looks[rank / 2]);
+  };
+  CHECK_NOTHROW(
+      run_hosts({0, 0, 1, 1}, [](Rank& rank) { sum_now(rank, rank.world, 5, 1); }, 64, 8192, nullptr, attach_late));
+}
+
 // Each is removed on a host as soon as that host knows that all agree, which the others may still have to hear.
 TEST_CASE("groups come and go, with operations pending in them") {
   const std::vector<int> host_of = {0, 0, 1, 2};

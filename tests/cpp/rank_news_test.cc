@@ -63,5 +63,16 @@ TEST_CASE("news: that the group has failed is told before that a rank which has 
   CHECK(told(listener) == Told{{FrameType::kFailed, 2}, {FrameType::kLeft, 3}});
 }
 
+TEST_CASE("news: the others are not told that a rank has not attached yet") {
+  Listener listener;
+  listener.control().line(3).attendance = Attendance::kAbsent;
+  announce(listener, 2, "a");
+  CHECK(told(listener) == Told{{FrameType::kNamed, 2}});
+  listener.control().line(3).attendance = Attendance::kPresent;
+  CHECK(told(listener).empty());
+  listener.control().line(3).attendance = Attendance::kShutDown;
+  CHECK(told(listener) == Told{{FrameType::kLeft, 3}});
+}
+
 }  // namespace
 }  // namespace rr::test

@@ -102,6 +102,13 @@ ROWS = (
         ("rank_news_test",),
     ),
     Mutation(
+        "news-of-absent",
+        "csrc/relay/rank_news.cc",
+        "seen[i].attendance != Attendance::kAbsent && ",
+        "",
+        ("rank_news_test",),
+    ),
+    Mutation(
         "sent-and-shown",
         "csrc/relay/sequencer.cc",
         "      own_requests_.remove({entry.member[i].request_slot, entry.member[i].tag});\n",
