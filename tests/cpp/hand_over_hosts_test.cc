@@ -215,5 +215,32 @@ TEST_CASE("a look at an operation takes up what other hosts have sent") {
   CHECK(seen > kTurns / 4);
 }
 
+// It has no link that anything could come on: its leader rings. Before, it woke every 50 us.
+TEST_CASE("a rank that waits for a small operation sleeps until its leader rings") {
+  const Environment environment{};
+  std::atomic<bool> has_slept{false};
+  CHECK_NOTHROW(run_hosts({0, 0, 1}, [&](Rank& rank) {
+    barrier(rank.world);
+    if (rank.rank == 2) wait_for([&] { return has_slept.load(); });
+    const uint64_t sleeps = rank.context.stats().sleeps;
+    const OperationPtr last = start_barrier(rank.world);
+    if (rank.rank == 1) {
+      const int64_t began = now_ns();
+      std::thread watching([&] {  // beside the thread that waits
+        look_around(rank, 4);
+        has_slept = true;
+      });
+      rank.world.wait(*last, -1, nullptr);
+      watching.join();
+      const double in_100_ms = static_cast<double>(now_ns() - began) * 1e-8;
+      const auto slept = static_cast<double>(rank.context.stats().sleeps - sleeps);
+      expect(slept < 10 * in_100_ms + 10,
+             "slept " + std::to_string(slept) + " times in " + std::to_string(in_100_ms) + " times 100 ms");
+    } else {
+      rank.world.wait(*last, -1, nullptr);
+    }
+  }));
+}
+
 }  // namespace
 }  // namespace rr::test

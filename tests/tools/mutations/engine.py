@@ -4,6 +4,13 @@ from mutations.row import Mutation
 
 ROWS = (
     Mutation(
+        "sleeps-between-links",
+        "csrc/engine/wait_loop.cc",
+        "const bool uses_links = has_links && has_work();",
+        "const bool uses_links = has_links;",
+        ("hand_over_hosts_test::a rank that waits for a small",),
+    ),
+    Mutation(
         "join-before-streams",
         "csrc/engine/group/group.cc",
         "if (context_.gpu().device() != nullptr) context_.gpu().queue().await_announced(*this, interrupt);",
