@@ -32,7 +32,7 @@ def result_avals(call: Call, operands: Sequence[Any]) -> list[Any]:
 
 
 def _abstract(*operands: Any, call: Call) -> tuple[list[Any], set[Any]]:
-    return result_avals(call, operands), set() if call.is_transposed else {versions.effect}
+    return result_avals(call, operands), set() if call.is_transposed else {versions.effect, *versions.also}
 
 
 def _lower(ctx: Any, *operands: Any, call: Call) -> Any:

@@ -24,13 +24,15 @@ FIRST = (0, 5, 0)
 """The first JAX whose custom calls can be ordered."""
 effect: Any = None
 """The ordered effect of every collective."""
+also: tuple[Any, ...] = ()
+"""Its further effects."""
 _lowering: Callable[..., Any]
 _token: Any = None
 
 
 def _connect() -> None:
     """Registers the handlers and the effect. Raises ImportError or AttributeError where this JAX is too different."""
-    global effect, _lowering, _token
+    global effect, also, _lowering, _token
     from jax._src import core, effects
 
     if jax.__version_info__ < FIRST:
@@ -45,18 +47,22 @@ def _connect() -> None:
 
         __repr__ = __str__
 
+    class UnorderedEffect(effects.Effect):  # type: ignore[misc]
+        """Keeps JAX from calling what lower().compile() gives without tokens, as it would from the second call on."""
+
+    effects.ordered_effects.add_type(CollectiveEffect)
     for allowed in (
         effects.lowerable_effects,
-        effects.ordered_effects,
         effects.control_flow_allowed_effects,
         effects.custom_derivatives_allowed_effects,
         effects.remat_allowed_effects,
     ):
         allowed.add_type(CollectiveEffect)
+        allowed.add_type(UnorderedEffect)
     _lowering, _token = ffi.ffi_lowering, core.abstract_token
     for name, handler in _core.xla_handlers().items():
         ffi.register_ffi_target(name, handler, platform="cpu")
-    effect = CollectiveEffect()
+    effect, also = CollectiveEffect(), (UnorderedEffect(),)
 
 
 def custom_call(

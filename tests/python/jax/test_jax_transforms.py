@@ -266,6 +266,25 @@ def test_order_is_that_of_the_program() -> None:
     assert seen[1] == seen[0]
 
 
+def ahead_of_time() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    import ringreduce.jax as hvd
+
+    with hvd.init() as world:
+        x = jnp.arange(3.0) + world.rank
+        compiled = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum)).lower(x).compile()
+        for _ in range(3):  # JAX has another path from the second call on
+            assert compiled(x).tolist() == [1, 3, 5]
+        gradient = jax.jit(jax.grad(lambda x: (hvd.allreduce(x) ** 2).sum())).lower(x).compile()
+        assert [gradient(x).tolist() for _ in range(3)] == [[1, 3, 5]] * 3
+
+
+def test_a_program_that_is_compiled_ahead_of_time_runs_more_than_once() -> None:
+    run_ranks(ahead_of_time, 2, env=ENV)
+
+
 def memory() -> None:
     import jax
     import jax.numpy as jnp
