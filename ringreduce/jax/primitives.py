@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -62,14 +63,13 @@ def _refuse(ctx: Any, *operands: Any, call: Call) -> Any:
 def _at_once(*operands: Any, call: Call) -> list[Any]:
     """Outside of jit: compiled like the rest, so that it keeps its place in the order, and waited for."""
     with failures.named_errors(), jax.disable_jit(False):
-        return list(jax.block_until_ready(_compiled(replace(call, in_place=False), *operands)))
+        return list(jax.block_until_ready(_compiled(replace(call, in_place=False))(*operands)))
 
 
-def _run(call: Call, *operands: Any) -> list[Any]:
-    return bind(call, *operands)
-
-
-_compiled = jax.jit(_run, static_argnums=0)
+@functools.lru_cache(maxsize=256)
+def _compiled(call: Call) -> Any:
+    """Programs hold about 1 MiB each: a script that calls each operation by a name of its own drops the oldest ones."""
+    return jax.jit(lambda *operands: bind(call, *operands))
 
 
 def _primitive(kind: str) -> Primitive:

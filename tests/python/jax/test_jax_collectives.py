@@ -250,6 +250,22 @@ def test_without_the_foreign_function_interface() -> None:
     assert run_ranks(without_ffi, 2, env={**ENV, "RR_TEST_NOTHING_IMPORTED": "1"}) == ["io_callback"] * 2
 
 
+def many_names() -> int:
+    import jax.numpy as jnp
+
+    import ringreduce.jax as hvd
+
+    with hvd.init():
+        x = jnp.arange(3.0)
+        for number in range(300):
+            assert hvd.allreduce(x, name=f"loss of step {number}").tolist() == [0, 1, 2]
+        return len(x.device.client.live_executables())
+
+
+def test_names_that_are_used_once_keep_no_memory() -> None:
+    assert run_ranks(many_names, 1, env=ENV)[0] < 290
+
+
 def more_rows_than_32_bits_count() -> None:
     """Rows without elements cost nothing, so there can be 2^34 of them."""
     import jax
