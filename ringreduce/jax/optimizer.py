@@ -95,9 +95,7 @@ def distributed(
             return updates, AccumulationState(inner, jnp.zeros((), jnp.int32), zeros)
 
         def go_on() -> tuple[Any, AccumulationState]:
-            updates = jax.tree_util.tree_map(
-                lambda leaf, like: jnp.zeros_like(leaf, dtype=like.dtype), total, gradients
-            )
+            updates = jax.tree_util.tree_map(jnp.zeros_like, jax.eval_shape(finish)[0])
             return updates, AccumulationState(state.inner, state.step + 1, total)
 
         return jax.lax.cond(state.step == every - 1, finish, go_on)  # type: ignore[no-any-return]

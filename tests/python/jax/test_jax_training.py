@@ -66,6 +66,30 @@ def optimizer() -> None:
         assert (int(state.inner), int(state.step)) == (2, 0)
 
 
+def other_dtypes() -> None:
+    """Gradients narrower than parameters and than what the transformation makes of them, as in mixed precision."""
+    import jax
+    import jax.numpy as jnp
+
+    import ringreduce.jax as hvd
+
+    with hvd.init() as world:
+        tx = hvd.distributed(hvd.diloco(lr=1.0, momentum=0.0), every=2)
+        state = tx.init(jnp.ones(2, jnp.float32))
+        updates = []
+        for _ in range(4):
+            update, state = jax.jit(tx.update)(jnp.ones(2, jnp.bfloat16) * (1 + world.rank), state)
+            assert update.dtype == jnp.float32
+            updates.append(update.tolist())
+        assert updates == [[0, 0], [-1.5, -1.5]] * 2
+        update, state = tx.update(2.0, tx.init(1.0))
+        assert (float(update), float(tx.update(4.0, state)[0])) == (0, -3)  # numbers are arrays too
+
+
+def test_updates_may_have_other_dtypes_than_gradients() -> None:
+    run_ranks(other_dtypes, 2, env=ENV)
+
+
 def test_distributed_reduces_on_update_steps() -> None:
     run_ranks(optimizer, 2, env=ENV)
 
