@@ -56,12 +56,12 @@ def distributed(
         A pair (init, update), to be used as tx is, inside jit or outside.
 
     Raises:
-        InvalidArgumentError: every is less than 1.
+        InvalidArgumentError: every is no whole number, or less than 1.
 
     >>> tx = hvd.distributed(optax.adam(1e-3))
     """
-    if every < 1:
-        raise InvalidArgumentError(f"distributed(): every must be 1 or more, not {every}")
+    if not every >= 1 or every % 1 != 0:
+        raise InvalidArgumentError(f"distributed(): every must be a whole number, 1 or more, not {every}")
 
     def reduced(gradients: Any) -> Any:
         return grouped_allreduce(

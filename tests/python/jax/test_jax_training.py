@@ -84,6 +84,9 @@ def other_dtypes() -> None:
         assert updates == [[0, 0], [-1.5, -1.5]] * 2
         update, state = tx.update(2.0, tx.init(1.0))
         assert (float(update), float(tx.update(4.0, state)[0])) == (0, -3)  # numbers are arrays too
+        for every in (0, 2.5, float("nan")):  # the step 1.5 never comes
+            with pytest.raises(hvd.InvalidArgumentError, match=f"every must be a whole number, 1 or more, not {every}"):
+                hvd.distributed(tx, every=every)
 
 
 def test_updates_may_have_other_dtypes_than_gradients() -> None:
