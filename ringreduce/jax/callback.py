@@ -11,7 +11,7 @@ from jax.experimental import io_callback
 
 from ringreduce import state
 from ringreduce.collectives.buffers import native
-from ringreduce.errors import InvalidArgumentError
+from ringreduce.errors import Error, InvalidArgumentError
 from ringreduce.jax.call import Call
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 
@@ -22,7 +22,11 @@ def run(call: Call, results: Sequence[Any], operands: Sequence[Any]) -> Any:
 
     def perform(*arrays: Any) -> list[np.ndarray[Any, Any]]:
         outputs = [np.empty(shape.shape, shape.dtype) for shape in shapes]
-        _perform(call, [np.ascontiguousarray(array).reshape(np.shape(array)) for array in arrays], outputs)
+        inputs = [np.ascontiguousarray(array).reshape(np.shape(array)) for array in arrays]
+        try:
+            _perform(call, inputs, outputs)
+        except Error as error:
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error  # XLA's text has no modules of classes
         return outputs
 
     return io_callback(perform, shapes, *operands, ordered=True)

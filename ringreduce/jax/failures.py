@@ -20,8 +20,11 @@ from ringreduce import config, errors
 CLASSES: dict[str, type[errors.Error]] = {
     item.__name__: item for item in vars(errors).values() if isinstance(item, type) and issubclass(item, errors.Error)
 }
-# The last one that begins a word, since a callback's text is a whole traceback; XLA may add lines.
-_PATTERN = re.compile(r"\b(?:ringreduce\.errors\.)?(" + "|".join(CLASSES) + r"): ([^\n]+)")
+# The last one that begins a word, since a callback's text is a whole traceback; XLA may add lines. Others have errors
+# of two of the names as well: ours stand behind XLA's code, or that of callback.py.
+_PATTERN = re.compile(
+    r"(?:(?<=: )|\b(?!(?:Timeout)?Error: ))(?:ringreduce\.errors\.)?(" + "|".join(CLASSES) + r"): ([^\n]+)"
+)
 SETTLE_S = 10.0
 
 

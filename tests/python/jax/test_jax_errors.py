@@ -68,6 +68,45 @@ def test_a_mismatch_is_raised_on_all_ranks_with_the_text_of_the_core() -> None:
     run_ranks(mismatch, 2, env=ENV)
 
 
+def errors_of_others() -> None:
+    import binascii
+    import os
+    import time
+
+    import jax
+    import jax.numpy as jnp
+
+    if os.environ["MECHANISM"] == "io_callback":
+        import sys
+
+        sys.modules["jax.ffi"] = None  # type: ignore[assignment]
+    import ringreduce.jax as hvd
+
+    assert os.environ["MECHANISM"] == hvd.MECHANISM
+    x = jnp.ones(2)
+    with hvd.init() as world:
+        for kind, ours in ((TimeoutError, None), (binascii.Error, None), (hvd.PeerLostError, hvd.PeerLostError)):
+
+            def load(_: Any, kind: type[Exception] = kind) -> Any:
+                raise kind("the store")
+
+            step = jax.jit(lambda x, load=load: jax.pure_callback(load, x, x))
+            with pytest.raises(RuntimeError, match="the store") as caught, hvd.named_errors():
+                jax.block_until_ready(step(x))
+            assert (type(caught.value) if isinstance(caught.value, hvd.Error) else None) is ours
+        if world.rank == 0:
+            with pytest.raises(hvd.TimeoutError, match="rank"), hvd.named_errors():
+                jax.block_until_ready(jax.jit(hvd.allreduce)(x))
+        else:
+            time.sleep(3)
+
+
+@pytest.mark.parametrize("mechanism", ["ffi", "io_callback"])
+def test_errors_of_other_code_keep_their_class(mechanism: str) -> None:
+    env = {**ENV, "MECHANISM": mechanism, "RINGREDUCE_TIMEOUT": "1", "RR_TEST_NOTHING_IMPORTED": "1"}
+    run_ranks(errors_of_others, 2, env=env)
+
+
 def other_rows() -> None:
     """Rows that fit in all, and not by rank."""
     import jax
