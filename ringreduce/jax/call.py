@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ringreduce.collectives.ops import Average, Sum
+from ringreduce.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,10 @@ class Call:
     """allgather: the operation of the reducescatter that is its transpose."""
     is_transposed: bool = False
     """allreduce: this is the transpose of a sum: it only scales, and sends nothing."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str | None):
+            raise InvalidArgumentError(f"{self.kind}: name is a text or None, not {self.name!r}")
 
     def attributes(self) -> dict[str, Any]:
         """As a handler of csrc/framework/jax.cc reads them."""

@@ -250,6 +250,9 @@ def arguments() -> None:
         for call in (hvd.allgather, hvd.reducescatter, hvd.alltoall):
             with pytest.raises(hvd.InvalidArgumentError, match="scalar"):
                 call(x[0])
+        for call in (hvd.allreduce, hvd.allgather, hvd.broadcast_parameters):
+            with pytest.raises(hvd.InvalidArgumentError, match="name is a text or None, not 3"):
+                jax.jit(lambda x, call=call: call(x, name=3))(x)
         with pytest.raises(hvd.InvalidArgumentError, match="invalid root rank 3"):
             hvd.broadcast(x, 3)
         with pytest.raises(hvd.InvalidArgumentError, match="needs received_splits"):
