@@ -21,8 +21,8 @@ def allgather(tensor: Any, *, name: str | None = None, process_set: ProcessSet =
     """Concatenates every rank's array along the first dimension, in rank order, on every rank.
 
     Args:
-        tensor: at least one dimension. Outside of jit the first may differ between ranks; inside, where shapes are
-            fixed when the program is compiled, all are the same on all ranks, or the call fails when it runs.
+        tensor: at least one dimension. Outside of jit and grad the first may differ between ranks; inside, where shapes
+            are fixed when the program is compiled, all are the same on all ranks, or the call fails when it runs.
 
     Returns:
         The joined array. Has a gradient.
@@ -94,7 +94,7 @@ def alltoall(
         raise InvalidArgumentError("Sum of splits entries is greater than the first dimension of tensor.")
     if received_splits is not None:
         received = _numbers(received_splits, size, "received_splits")
-    elif is_traced(operand) or is_tracing():
+    elif is_tracing():
         raise InvalidArgumentError(
             "alltoall with splits inside jit needs received_splits, how many rows come from each rank: the shape of "
             "the result is fixed when the program is compiled"
