@@ -288,6 +288,47 @@ def test_a_program_that_is_compiled_ahead_of_time_runs_more_than_once() -> None:
     run_ranks(ahead_of_time, 2, env=ENV)
 
 
+def two_threads() -> list[float]:
+    import os
+    import threading
+    import time
+
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # XLA has one thread
+    import jax
+    import jax.numpy as jnp
+
+    import ringreduce.jax as hvd
+
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    with hvd.init() as world:
+        pair = hvd.add_process_set([0, 1])
+
+        def step(x: Any, process_set: Any) -> Any:
+            for _ in range(4):
+                x = jnp.tanh(x @ x)  # long enough for JAX to leave it to that thread
+            return hvd.allreduce(x * 0 + 1, op=hvd.Sum, process_set=process_set)[0, 0]
+
+        steps = [jax.jit(lambda x: step(x, hvd.global_process_set)), jax.jit(lambda x: step(x, pair))]
+        x = jnp.ones((300, 300)) / 300
+        sums = [0.0, 0.0]
+
+        def run(at: int) -> None:
+            if at != world.rank:  # ranks begin in opposite order
+                time.sleep(0.5)
+            sums[at] = float(steps[at](x))
+
+        threads = [threading.Thread(target=run, args=(at,)) for at in range(2 if world.rank < 2 else 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return sums
+
+
+def test_threads_with_process_sets_of_their_own_need_no_thread_of_xla() -> None:
+    assert run_ranks(two_threads, 3, env={**ENV, "RINGREDUCE_TIMEOUT": "60"}) == [[3, 2], [3, 2], [3, 0]]
+
+
 def memory() -> None:
     import jax
     import jax.numpy as jnp
