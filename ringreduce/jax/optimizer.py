@@ -49,7 +49,7 @@ def distributed(
         tx: an Optax transformation, or any object with its init() and update(). It comes after the reduction: clipping
             within it clips the reduced gradients.
         every: reduce and update in every N-th call only, with the mean of the N gradients. The calls between give
-            updates of zeros, and communicate nothing. All ranks count alike.
+            updates of zeros, and communicate nothing. All ranks give the same number, and load states of the same step.
         op, prescale_factor, postscale_factor, process_set, compression: as in grouped_allreduce().
 
     Returns:
@@ -66,6 +66,7 @@ def distributed(
     def reduced(gradients: Any) -> Any:
         return grouped_allreduce(
             gradients,
+            name=None if every == 1 else f"distributed(every={int(every)})",  # a MismatchError where ranks have others
             op=op,
             prescale_factor=prescale_factor,
             postscale_factor=postscale_factor,

@@ -93,6 +93,29 @@ def test_updates_may_have_other_dtypes_than_gradients() -> None:
     run_ranks(other_dtypes, 2, env=ENV)
 
 
+def other_numbers(every: list[int]) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    import ringreduce.jax as hvd
+
+    with hvd.init() as world:
+        tx = hvd.distributed(hvd.diloco(), every=every[world.rank])
+
+        def train() -> None:
+            state = tx.init(jnp.ones(2))
+            for _ in range(6):
+                _, state = jax.block_until_ready(jax.jit(tx.update)(jnp.ones(2), state))
+
+        with pytest.raises(hvd.MismatchError, match=r"distributed\(every=3\)"), hvd.named_errors():
+            train()
+
+
+@pytest.mark.parametrize("every", [[2, 3], [1, 3]])
+def test_ranks_that_reduce_in_other_calls_are_told_so(every: list[int]) -> None:
+    run_ranks(other_numbers, 2, args=(every,), env=ENV)
+
+
 def test_distributed_reduces_on_update_steps() -> None:
     run_ranks(optimizer, 2, env=ENV)
 
