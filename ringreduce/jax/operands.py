@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ringreduce.collectives.buffers import CODES
 from ringreduce.errors import InvalidArgumentError
@@ -17,8 +18,18 @@ from ringreduce.job.process_sets import ProcessSet
 
 
 def array(value: Any, kind: str) -> jax.Array:
-    """The operand as a JAX array, or the traced value itself. Raises InvalidArgumentError for other dtypes."""
+    """The operand as a JAX array, or the traced value itself.
+
+    Raises:
+        InvalidArgumentError: the dtype is another one, or JAX, set to 32 bits, would drop bits of NumPy's integers.
+    """
     operand = jnp.asarray(value)
+    is_narrower = isinstance(value, np.ndarray | np.generic) and value.dtype != operand.dtype
+    if is_narrower and np.issubdtype(value.dtype, np.integer) and (value.astype(operand.dtype) != value).any():
+        raise InvalidArgumentError(
+            f"{kind}: numbers of {value.dtype} do not fit into the {operand.dtype} that JAX makes of them: set "
+            "jax_enable_x64"
+        )
     name = operand.dtype.name
     if name not in CODES:
         advice = ""

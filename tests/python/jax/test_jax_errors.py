@@ -250,6 +250,12 @@ def arguments() -> None:
         for call in (hvd.allgather, hvd.reducescatter, hvd.alltoall):
             with pytest.raises(hvd.InvalidArgumentError, match="scalar"):
                 call(x[0])
+        seen = {"tokens": np.int64(2**40)}  # JAX is set to 32 bits, and would make 0 of it
+        for call in (hvd.broadcast_parameters, hvd.grouped_allreduce):
+            for wrong in (lambda call=call: call(seen), jax.jit(lambda call=call: call(seen))):
+                with pytest.raises(hvd.InvalidArgumentError, match=r"int64 .* not fit into the int32 .*jax_enable_x64"):
+                    wrong()
+        assert int(hvd.broadcast_parameters({"tokens": np.int64(-(2**31))})["tokens"]) == -(2**31)
         for call in (hvd.allreduce, hvd.allgather, hvd.broadcast_parameters):
             with pytest.raises(hvd.InvalidArgumentError, match="name is a text or None, not 3"):
                 jax.jit(lambda x, call=call: call(x, name=3))(x)
