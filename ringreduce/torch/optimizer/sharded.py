@@ -221,6 +221,8 @@ class ShardedMixin(DistributedMixin):
         finally:
             for piece, grad in idle:
                 piece.grad = grad
+        for options, group in zip(self.param_groups, inner.param_groups, strict=True):  # some optimizers count there
+            options.update((key, value) for key, value in group.items() if key != "params")
         self._is_updated = True
         self._spread(ShardedBucket.share_values)
         self._complete()

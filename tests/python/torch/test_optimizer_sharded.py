@@ -410,6 +410,37 @@ def test_horovods_rules(run_ranks: Callable[..., Any]) -> None:
     run_ranks(follow_the_rules, 2)
 
 
+class Counting(torch.optim.Optimizer):
+    """Counts its steps in the options of each group, as optimizers of timm and schedulefree do."""
+
+    ringreduce_elementwise = True
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1, "steps": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["steps"] += 1
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.sub_(parameter.grad * (group["lr"] / group["steps"]))
+
+
+def count_in_groups() -> None:
+    with hvd.init() as world:
+        models = [Net(), Net()]
+        for model, shard_step in zip(models, (False, True), strict=True):
+            optimizer = hvd.DistributedOptimizer(Counting(groups_of(model)), shard_step=shard_step)
+            train(optimizer, model, world.rank)
+            assert [group["steps"] for group in optimizer.state_dict()["param_groups"]] == [4, 4]
+        assert equal(*models)
+
+
+def test_an_optimizer_may_count_in_its_groups(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(count_in_groups, 2)
+
+
 def test_staged_collectives_do_as_well(run_ranks: Callable[..., Any]) -> None:
     run_ranks(step_staged, 3, env={"RINGREDUCE_ALGORITHM": "two_shot"})
 
