@@ -10,7 +10,8 @@ those of the step that is not shared out.
 What differs from the step that is not shared out:
 
 * After step(), parameter.grad is reduced on the share of this rank only. After synchronize() it is so everywhere.
-* state_dict() is collective: it gathers the shares, into the format of the plain optimizer. optimizer.state is empty.
+* state_dict() is collective: it gathers the shares, into the format of the plain optimizer. optimizer.state has that of
+  frozen parameters alone.
 * Parameters that are added or switched on later have buckets of their own; none can be switched off.
 
 Source: Rajbhandari, Rasley, Ruwase and He, ZeRO: Memory Optimizations Toward Training Trillion Parameter Models,
@@ -125,6 +126,11 @@ class ShardedMixin(DistributedMixin):
     def _start_state(self, parameters: list[tuple[str, torch.nn.Parameter]]) -> list[tuple[str, torch.Tensor]]:
         """None: each rank has the state of its own share."""
         return []
+
+    def _extend(self) -> None:
+        super()._extend()
+        if any(self._inner.state.values()):  # else all of it is whole until the next step()
+            self._shard_state()
 
     def _fit_groups(self) -> None:
         groups = self._inner.param_groups
@@ -253,17 +259,23 @@ class ShardedMixin(DistributedMixin):
         """What this rank keeps of the state since its last step(); for broadcast_optimizer_state()."""
         return self._inner.state
 
+    def whole(self) -> list[ShardedBucket]:
+        """The buckets of whose parameters a state was loaded or broadcast since the last step()."""
+        if not self.state:
+            return []
+        return [bucket for bucket in self._buckets() if any(self.state.get(slot.parameter) for slot in bucket.slots)]
+
     def _shard_state(self) -> None:
-        """Takes this rank's share of a state that was loaded or broadcast, and lets go of the rest."""
-        if any(self.state.values()):
-            for bucket in self._buckets():
-                states = to_pieces(bucket, to_shard(bucket, self.state))
-                self._inner.state.update(zip(bucket.pieces, states, strict=True))
-            self.state.clear()
+        """Takes this rank's share of a state that was loaded or broadcast, and lets go of it; not of the frozen's."""
+        taken = [(bucket, to_pieces(bucket, to_shard(bucket, self.state))) for bucket in self.whole()]
+        for bucket, states in taken:
+            self._inner.state.update(zip(bucket.pieces, states, strict=True))
+            for slot in bucket.slots:
+                self.state.pop(slot.parameter, None)
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state, in the plain optimizer's format. Collective, unless it was loaded since the last step()."""
-        if any(self.state.values()):
+        if self.whole():
             return super().state_dict()
         full = self._gathered_state()
         parameters = (p for group in self.param_groups for p in group["params"])
@@ -271,7 +283,8 @@ class ShardedMixin(DistributedMixin):
             self.state.update((parameter, full[parameter]) for parameter in parameters if parameter in full)
             return super().state_dict()
         finally:
-            self.state.clear()
+            for parameter in full:
+                self.state.pop(parameter, None)
 
     def _gathered_state(self) -> dict[Any, dict[str, Any]]:
         full: dict[Any, dict[str, Any]] = {}

@@ -441,6 +441,32 @@ def test_an_optimizer_may_count_in_its_groups(run_ranks: Callable[..., Any]) -> 
     run_ranks(count_in_groups, 2)
 
 
+def thaw(kind: str) -> None:
+    """A parameter that is frozen when the optimizer's state is shared out keeps its own until it is thawed."""
+    with hvd.init() as world, small_buckets():
+        models = [Net(), Net()]
+        wrapped = []
+        for model, shard_step in zip(models, (False, True), strict=True):
+            plain = getattr(torch.optim, kind)(model.parameters(), lr=0.1)
+            train_alone(plain, model, world.size)
+            model.first.requires_grad_(False)
+            wrapped.append(hvd.DistributedOptimizer(plain, shard_step=shard_step))
+            hvd.broadcast_optimizer_state(wrapped[-1], 0)
+        for is_frozen in (True, True, False, False):
+            for model, optimizer in zip(models, wrapped, strict=True):
+                model.first.requires_grad_(not is_frozen)
+                train(optimizer, model, world.rank, 2)
+            assert same_state(wrapped[0].state_dict(), wrapped[1].state_dict())
+            for optimizer in wrapped:
+                hvd.broadcast_optimizer_state(optimizer, 1)
+        assert equal(*models)
+
+
+@pytest.mark.parametrize("kind", ["Adam", "Adagrad"])
+def test_the_state_of_a_frozen_parameter_is_kept(kind: str, run_ranks: Callable[..., Any]) -> None:
+    run_ranks(thaw, 2, args=(kind,))
+
+
 def test_staged_collectives_do_as_well(run_ranks: Callable[..., Any]) -> None:
     run_ranks(step_staged, 3, env={"RINGREDUCE_ALGORITHM": "two_shot"})
 
