@@ -22,6 +22,8 @@ from ringreduce.torch.tracing import STEP, untraced
 
 Named = tuple[str, torch.nn.Parameter, int]
 
+NOT_REDUCED = "step() within skip_synchronize() needs a synchronize() after the last backward()"
+
 reduce_before_unscaling()
 
 
@@ -224,6 +226,8 @@ class DistributedMixin(torch.optim.Optimizer):
 
     def _is_reduced(self, closure: Callable[[], Any] | None) -> bool:
         """True when step() need not reduce; takes note that the gradients are used now."""
+        if not self._should_synchronize:
+            self._check_reduced()
         clipped = self._clipped and closure is None and not self._pending()
         self._clipped = self._scaled = self._is_doubtful = False
         if clipped or not self._should_synchronize:
@@ -237,20 +241,27 @@ class DistributedMixin(torch.optim.Optimizer):
             )
         return False
 
+    def _check_reduced(self) -> None:
+        """Raises AssertionError within skip_synchronize(), where gradients of this rank alone would be used."""
+        if self._pending():
+            raise AssertionError(NOT_REDUCED)
+
     @untraced(STEP)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """The optimizer's step, with reduced gradients. A closure's gradients are reduced each time it is called."""
         self._check_lost()
-        if self._is_reduced(closure):
-            self._synchronized = False
-            return self._plainly(super().step, closure)
+        is_reduced = self._is_reduced(closure)
         if closure is None:
-            self._reduce()
+            if not is_reduced:
+                self._reduce()
             self._synchronized = False
             return self._plainly(super().step)
 
         def synchronized() -> Any:
             loss = closure()
+            if is_reduced:
+                self._check_reduced()
+                return loss
             self._reduce(has_closure=True)
             return self._loss_of_all(loss)
 

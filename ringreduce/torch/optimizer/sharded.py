@@ -31,7 +31,7 @@ from ringreduce._core import Work
 from ringreduce.collectives.ops import Average, Max, Sum
 from ringreduce.errors import InvalidArgumentError, MismatchError, ShutdownError, TimeoutError
 from ringreduce.torch.compression import NoneCompressor
-from ringreduce.torch.optimizer.distributed_optimizer import DistributedMixin, Named
+from ringreduce.torch.optimizer.distributed_optimizer import NOT_REDUCED, DistributedMixin, Named
 from ringreduce.torch.optimizer.reducer import Settings
 from ringreduce.torch.optimizer.shard_state import of_pieces, to_parameters, to_pieces, to_shard
 from ringreduce.torch.optimizer.shards import ShardedBucket, ShardedReducer
@@ -195,7 +195,7 @@ class ShardedMixin(DistributedMixin):
         if not self._is_reduced(closure):
             self._reduce()
         elif not fresh:
-            raise AssertionError("step() within skip_synchronize() needs a synchronize() after the last backward()")
+            raise AssertionError(NOT_REDUCED)
         elif self._synchronized:
             with torch.no_grad():
                 for bucket in self._buckets():

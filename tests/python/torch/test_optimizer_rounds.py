@@ -18,6 +18,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fp16": {"compression": hvd.Compression.fp16},
     "shares": {"shard_step": True},
 }
+NOT_REDUCED = r"needs a synchronize\(\) after the last backward"
 VIEWS_AND_SHARES = [pytest.param(SETTINGS[name], id=name) for name in ("views", "shares")]
 
 
@@ -229,6 +230,37 @@ def test_a_step_that_is_left_out_before_a_missing_batch(
     settings: dict[str, Any], run_ranks: Callable[..., Any]
 ) -> None:
     run_ranks(leave_out_a_step_and_a_batch, 2, args=(settings,))
+
+
+def skip_what_was_not_done(settings: dict[str, Any]) -> None:
+    """skip_synchronize() without synchronize(), and after one that a later backward() has overtaken."""
+    with hvd.init() as world:
+        model = three_layers()
+        optimizer = sgd(model, **settings)
+
+        def backward(factor: int = 1) -> None:
+            model[2](model[1](model[0](torch.ones(2, 4) * (world.rank + factor)))).pow(2).sum().backward()
+
+        for step in range(3):
+            for is_reduced in (False, True):
+                backward(step + 1)
+                with pytest.raises(AssertionError, match=NOT_REDUCED), optimizer.skip_synchronize():
+                    optimizer.step()
+                assert_alike(model)
+                optimizer.synchronize()
+                if is_reduced:
+                    with optimizer.skip_synchronize():
+                        optimizer.step()
+            assert_alike(model)
+            optimizer.zero_grad()
+        with pytest.raises(AssertionError, match=NOT_REDUCED), optimizer.skip_synchronize():
+            optimizer.step(backward)
+        assert_alike(model)
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_a_reduction_that_is_skipped_and_was_not_done(settings: dict[str, Any], run_ranks: Callable[..., Any]) -> None:
+    run_ranks(skip_what_was_not_done, 2, args=(settings,))
 
 
 def go_back_on_the_root(settings: dict[str, Any]) -> None:
