@@ -184,11 +184,13 @@ def _adopt(optimizer: torch.optim.Optimizer, received: dict[str, Any]) -> None:
     if [len(group["params"]) for group in ours] != [len(group["params"]) for group in theirs]:
         raise InvalidArgumentError("broadcast_optimizer_state: this rank's parameter groups differ from the root's")
     optimizer.state.clear()
+    state = received["state"]
     for group, root_group in zip(ours, theirs, strict=True):
         group.update((key, value) for key, value in root_group.items() if key != "params")
         for parameter, index in zip(group["params"], root_group["params"], strict=True):
-            if index in received["state"]:
-                optimizer.state[parameter] = received["state"][index]
+            if index in state:
+                optimizer.state[parameter] = state.pop(index)
+    optimizer.state.update(state)  # what belongs to no parameter
 
 
 def _without_tensors(obj: Any, tensors: list[torch.Tensor]) -> bytes:

@@ -263,6 +263,20 @@ def test_a_reduction_that_is_skipped_and_was_not_done(settings: dict[str, Any], 
     run_ranks(skip_what_was_not_done, 2, args=(settings,))
 
 
+def keep_state_of_no_parameter() -> dict[str, int]:
+    """Some optimizers keep state that belongs to no parameter."""
+    with hvd.init() as world:
+        model = three_layers()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.state["of all"] = {"steps": 5 + world.rank}
+        hvd.broadcast_optimizer_state(optimizer, 0)
+        return dict(optimizer.state["of all"])
+
+
+def test_state_of_no_parameter_is_broadcast(run_ranks: Callable[..., Any]) -> None:
+    assert run_ranks(keep_state_of_no_parameter, 2) == [{"steps": 5}] * 2
+
+
 def go_back_on_the_root(settings: dict[str, Any]) -> None:
     """A step is left out after a clip, and only the root loads a state; then one whose gradients were dropped."""
     with hvd.init() as world:
