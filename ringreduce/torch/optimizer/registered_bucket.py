@@ -78,6 +78,13 @@ class RegisteredBucket(Bucket):
 
     def collect(self, slot: Slot) -> None:
         """Brings the gradient to its place: a large one at once, while it is in a cache."""
+        try:
+            self._collect(slot)
+        except RuntimeError:
+            self._check(slot)
+            raise
+
+    def _collect(self, slot: Slot) -> None:
         grad, view = slot.parameter.grad, self.view_of(slot)
         if grad is None or grad is view:
             return
@@ -106,20 +113,29 @@ class RegisteredBucket(Bucket):
         view = slot.view
         if view.data_ptr() == slot.address and view.stride() == slot.strides:
             return view
-        parameter, whole = slot.parameter, self.whole
-        if parameter.dtype != whole.dtype or parameter.numel() != view.numel():
+        self._check(slot)
+        slot.view = part(self.whole, slot.address, slot.parameter.size(), slot.strides)
+        return slot.view
+
+    def _check(self, slot: Slot) -> None:
+        """Raises InvalidArgumentError for a parameter whose gradients no longer fit in their place."""
+        parameter, whole, view = slot.parameter, self.whole, slot.view
+        if parameter.dtype != whole.dtype or parameter.shape != view.shape:
             raise InvalidArgumentError(
                 f"{slot.name} was {whole.dtype} {list(view.shape)} when its gradients got their memory, and is "
                 f"{parameter.dtype} {list(parameter.shape)} now: convert the model before DistributedOptimizer is made"
             )
-        slot.view = part(whole, slot.address, parameter.size(), slot.strides)
-        return slot.view
 
     def gather(self) -> None:
         """Brings all gradients to their places; the small ones by one call."""
-        self._gather_each(self.hooked)
-        if self.batched and not self._gather_at_once():
-            self._gather_each(self.batched)
+        try:
+            self._gather_each(self.hooked)
+            if self.batched and not self._gather_at_once():
+                self._gather_each(self.batched)
+        except RuntimeError:
+            for slot in self.slots:
+                self._check(slot)
+            raise
 
     def _gather_at_once(self) -> bool:
         """Gathers the batched gradients, if each has a new and dense one. By lists, at 0.7 us a gradient."""

@@ -446,16 +446,39 @@ def test_what_is_saved_is_what_was_asked_for(settings: dict[str, Any], run_ranks
     run_ranks(save, 2, args=(settings,))
 
 
-def stay_double() -> None:
+def stay_double(sets_to_none: bool) -> None:
     with hvd.init() as world:
         model = convolutional()
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
         model(images(world.rank, 0)).pow(2).sum().backward()
         optimizer.step()
+        optimizer.zero_grad(sets_to_none)
         model.double()
         with pytest.raises(hvd.InvalidArgumentError, match=r"was torch.float32 .* when .* is torch.float64 .* now"):
             model(images(world.rank, 1).double()).pow(2).sum().backward()
 
 
-def test_a_model_that_stays_double_is_refused(run_ranks: Callable[..., Any]) -> None:
-    run_ranks(stay_double, 2)
+@pytest.mark.parametrize("sets_to_none", [False, True])
+def test_a_model_that_stays_double_is_refused(sets_to_none: bool, run_ranks: Callable[..., Any]) -> None:
+    run_ranks(stay_double, 2, args=(sets_to_none,))
+
+
+def resize() -> None:
+    """A small gradient of another shape, whose bucket is gathered in step()."""
+    with hvd.init():
+        model = torch.nn.Linear(4, 3)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        optimizer.zero_grad()
+        model.weight.data, model.bias.data = torch.ones(5, 4), torch.ones(5)
+        with pytest.raises(
+            hvd.InvalidArgumentError, match=r"was torch.float32 \[3.* when .* is torch.float32 \[5.* now"
+        ):
+            model(torch.ones(2, 4)).sum().backward()
+
+
+def test_a_parameter_of_another_shape_is_refused(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(resize, 2)
