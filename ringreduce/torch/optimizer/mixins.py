@@ -42,6 +42,7 @@ def with_mixin(optimizer: torch.optim.Optimizer, mixin: type[torch.optim.Optimiz
     wrapped: Any = object.__new__(type(plain.__name__, (mixin, plain), {"_plain": plain}))
     # A scheduler made before leaves a step() in the instance, bound to the plain optimizer.
     wrapped.__dict__.update((key, value) for key, value in vars(optimizer).items() if key != "step")
+    vars(optimizer)["_opt_called"] = True  # it does not step from now on, and such a scheduler would warn of that
     return wrapped
 
 

@@ -6,6 +6,7 @@ import copy
 import io
 import itertools
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -178,7 +179,9 @@ def load_beside_a_scheduler() -> None:
             optimizer.load_state_dict(saved)
             assert optimizer.param_groups is plain.param_groups
             optimizer.step()
-            scheduler.step()
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                scheduler.step()
             assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]) == (0.5, 0.25), wrap
 
 
