@@ -342,7 +342,8 @@ def _remove(slots: Sequence[Slot]) -> None:
 def _too_often(hint: str = "") -> AssertionError:
     return AssertionError(
         "Gradients were computed more than backward_passes_per_step times before call to step(). "
-        "Increase backward_passes_per_step to accumulate gradients locally." + hint
+        "Increase backward_passes_per_step to accumulate gradients locally, or delete an older DistributedOptimizer of "
+        "the same parameters, which counts too." + hint
     )
 
 

@@ -466,6 +466,25 @@ def test_a_model_that_stays_double_is_refused(sets_to_none: bool, run_ranks: Cal
     run_ranks(stay_double, 2, args=(sets_to_none,))
 
 
+def keep_an_older_one() -> None:
+    with hvd.init():
+        model = convolutional()
+        wrapped = [hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1)) for _ in range(2)]
+        model(images(0, 0)).pow(2).sum().backward()
+        wrapped[1].step()
+        with pytest.raises(AssertionError, match="or delete an older DistributedOptimizer of the same parameters"):
+            model(images(0, 0)).pow(2).sum().backward()
+        wrapped[1].synchronize()
+        del wrapped[0]
+        wrapped[0].zero_grad()
+        model(images(0, 0)).pow(2).sum().backward()
+        wrapped[0].step()
+
+
+def test_an_older_optimizer_of_the_same_parameters_is_spoken_of(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(keep_an_older_one, 2)
+
+
 def resize() -> None:
     """A small gradient of another shape, whose bucket is gathered in step()."""
     with hvd.init():
