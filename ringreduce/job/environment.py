@@ -120,6 +120,9 @@ def name_across_hosts(source: str, job: str | None, environ: Environ = os.enviro
 _JOB_ACROSS_HOSTS = {
     "torchrun": ("TORCHELASTIC_RUN_ID",),  # not the number of restarts: an agent counts those that its own ranks cause
     "slurm": ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    "openmpi": ("PMIX_NAMESPACE",),
+    "pmix": ("PMIX_NAMESPACE",),
+    "mpich": ("PMI_JOBID",),  # srun's; Hydra names its job nowhere
 }
 
 

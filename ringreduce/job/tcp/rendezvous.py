@@ -376,7 +376,7 @@ def _ask(meeting: TcpMeeting, connection: socket.socket, record: dict[str, Any],
             deadline.check_for(STALE_S)
             raise MismatchError(
                 f"{meeting.me()}: what listens at {meeting.where()} does not know this job's secret: the secret file "
-                "has to be the same on all hosts"
+                "has to be the same on all hosts, and the address another one than that of a job that runs at the time"
             )
         key = session_key(meeting.secret, hello, challenge)
         connection.sendall(

@@ -11,7 +11,7 @@ from processes import completed
 from ranks import clean_environment
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError
-from ringreduce.job.environment import Placement, detect, rendezvous_secret, spans_hosts
+from ringreduce.job.environment import Placement, detect, name_across_hosts, rendezvous_secret, spans_hosts
 
 RINGRUN = {
     "RINGREDUCE_RANK": "1",
@@ -191,6 +191,26 @@ def test_several_hosts_are_refused_in_words(source: str, environ: dict[str, str]
     with pytest.raises(UnavailableError, match=rf"{source} started this job on .*hosts.*RINGREDUCE_TRANSPORT"):
         detect(environ=environ)
     assert spans_hosts(detect(environ=environ, network=True))
+
+
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        (OPEN_MPI, "PMIX_NAMESPACE"),
+        (SRUN_PMIX, "PMIX_NAMESPACE"),
+        (SRUN_PMI2, "PMI_JOBID"),
+        (SLURM, "SLURM_STEP_ID"),
+        (TORCHRUN, "TORCHELASTIC_RUN_ID"),
+    ],
+    ids=["openmpi", "srun --mpi=pmix", "srun --mpi=pmi2", "srun", "torchrun"],
+)
+def test_jobs_of_one_launcher_have_other_names_on_all_hosts(environ: dict[str, str], name: str) -> None:
+    """Ranks of two jobs with one address and one secret file would meet: the sums would be of both."""
+
+    def named(environ: dict[str, str]) -> str:
+        return name_across_hosts(detect(environ=environ).source, None, environ)
+
+    assert named(environ) != named(environ | {name: "another"})
 
 
 def test_the_secret_is_never_in_a_message() -> None:
