@@ -69,6 +69,7 @@ def first_connected(
                     next_s = 0.0
         raise _of_all(failures)
     finally:
+        failures.clear()  # their tracebacks have this frame: it and its callers' would live until garbage is collected
         for one in tried:
             one.close()
 

@@ -446,7 +446,7 @@ def _listening_at(host: str, port: int, where: str, backlog: int, me: str, deadl
                 return _listener(family, kind, protocol, address, backlog)
             except OSError as error:  # also of a family that this kernel has not, such as IPv6 where that is off
                 if reason is None or reason.errno != errno.EADDRINUSE:
-                    reason = error
+                    reason = error.with_traceback(None)  # which would keep this frame, and its callers'
         if reason is not None and reason.errno != errno.EADDRINUSE:
             raise InvalidArgumentError(
                 f"{me}: cannot listen at {where}: {reason}. The address has to be one of rank 0's own host, which the "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import errno
+import gc
 import os
 import re
 import resource
@@ -12,7 +13,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -102,6 +104,47 @@ def test_a_rank_that_comes_after_an_error_is_told_it() -> None:
     with ThreadPoolExecutor(3) as pool:
         said = list(pool.map(come, range(3)))
     assert all("says the job has 4 ranks, rank 0 says 3" in text for text in said), said
+
+
+class Held:
+    """What a caller has in a variable."""
+
+
+@contextlib.contextmanager
+def garbage_uncollected() -> Iterator[None]:
+    """As where a training script has switched the collector off."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def dials(found: Sequence[tuple[Any, ...]]) -> weakref.ref[Held]:
+    held = Held()
+    with contextlib.suppress(ConnectionRefusedError):
+        first_connected(found, HANG_S, lambda _: None)[0].close()
+    return weakref.ref(held)
+
+
+def listens() -> weakref.ref[Held]:
+    held = Held()
+    listening_at("node", free_port(), 2, "me", Deadline(HANG_S)).close()
+    return weakref.ref(held)
+
+
+def test_attempts_in_vain_keep_nothing_of_their_callers_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a job's connections, which live in a variable of init()."""
+    stream = socket.SOCK_STREAM, 0, ""
+    refused = (socket.AF_INET, *stream, ("127.0.0.1", free_port()))
+    impossible = (socket.AF_X25, *stream, ("", 0))
+    with gate_at(0) as gate, garbage_uncollected():
+        right = (socket.AF_INET, *stream, gate.getsockname())
+        for found in ([refused], [refused, right], [impossible, right]):
+            assert dials(found)() is None
+        elsewhere = (socket.AF_INET, *stream, ("192.0.2.1", 0))
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [elsewhere, (*right[:-1], ("127.0.0.1", 0))])
+        assert listens()() is None
 
 
 @pytest.fixture(name="silent_address")
