@@ -6,7 +6,8 @@
     PROOF      HMAC(secret, "caller",
                HELLO, CHALLENGE)        ->
     RECORD     what the rank is         ->
-                                        <- ANSWER     where all ranks are, or an error
+                                        <- ANSWER     where all ranks are, or an error,
+                                                      or that it is to come again
 
 Neither side believes or answers anything before the other has proven that it knows the job's secret, which is never
 sent. RECORD and ANSWER are JSON with a length before and an HMAC-SHA256 behind, under a key made of the secret and both
@@ -40,7 +41,7 @@ from ringreduce.job.tcp.dial import first_connected
 from ringreduce.job.tcp.listening_ports import ANY, VARIABLE, allowed_ports, listening, meeting_ports
 from ringreduce.job.tcp.unproven import NO_ROOM
 
-MAGIC = b"ringrdt2"
+MAGIC = b"ringrdt3"
 NONCE_NBYTES = 32
 MAC_NBYTES = 32
 HELLO_NBYTES = len(MAGIC) + NONCE_NBYTES
@@ -59,6 +60,8 @@ TURNED_AWAY_S = 0.02
 """How long a caller waits before it comes again to rank 0, which had no room for it."""
 STALE_S = 5.0
 """How long a rank that is told where an earlier rank 0 has listened gives the present one to tell something else."""
+COME_AGAIN = {"come again": True}
+"""An answer: rank 0 still tells others why an earlier init() has failed, and is not at this one yet."""
 LAST_ANSWER_S = 2.0
 """How much longer than its own deadline a caller waits for rank 0, which can say which ranks are missing."""
 
@@ -287,6 +290,7 @@ def _call(meeting: TcpMeeting, mine: dict[str, Any], deadline: Deadline) -> tupl
         "its own error says why"
     )
     known: Any = None  # where rank 0 has been found
+    is_early = False
     while True:
         connected, at = _connect(meeting, deadline, lost, known)
         with connected as connection, ExitStack() as undo:
@@ -295,14 +299,22 @@ def _call(meeting: TcpMeeting, mine: dict[str, Any], deadline: Deadline) -> tupl
                 undo.enter_context(listener)
             try:
                 answer = _ask(meeting, connection, own_record(meeting, mine, listener, str(problem or "")), deadline)
+                if answer == COME_AGAIN:
+                    is_early, known = True, None
+                    raise _NotHeardError
             except _NotHeardError:
                 # Rank 0 had no room for one more that has proven nothing, or has gone; then nobody will listen there.
+                deadline.check()
+                if deadline.expired():
+                    raise lost if known else _not_heard(meeting, deadline, is_early) from None
+                time.sleep(TURNED_AWAY_S)
                 continue
             except (ConnectionError, EOFError):
                 # Likewise, before it had this rank's proof. Whether it still listens tells which.
+                deadline.check()
                 if deadline.expired():
                     raise lost from None
-                known = at
+                known = None if is_early else at  # rank 0 may have gone on to this init()
                 time.sleep(TURNED_AWAY_S)
                 continue
             if listener is None:
@@ -315,7 +327,20 @@ def _call(meeting: TcpMeeting, mine: dict[str, Any], deadline: Deadline) -> tupl
 
 
 class _NotHeardError(Exception):
-    """The connection has ended before rank 0 has said that it has room for this rank."""
+    """The connection has ended before rank 0 has said that it has room for this rank, or rank 0 is not there yet."""
+
+
+def _not_heard(meeting: TcpMeeting, deadline: Deadline, is_early: bool) -> TimeoutError:
+    if is_early:
+        what = f"rank 0 at {meeting.where()} has not ended an earlier init()"
+        return TimeoutError(
+            f"{meeting.me()}: {what} within {deadline.timeout_s:g} s: other ranks have not come to that"
+        )
+    return TimeoutError(
+        f"{meeting.me()}: what listens at {meeting.where()} has taken connections for {deadline.timeout_s:g} s, and "
+        "ended each without an answer: is it another program, or does it only pass connections on to rank 0 (a proxy, "
+        "an ssh tunnel), which does not run?"
+    )
 
 
 def _connect(meeting: TcpMeeting, deadline: Deadline, lost: PeerLostError, known: Any) -> tuple[socket.socket, Any]:
@@ -364,9 +389,6 @@ def _ask(meeting: TcpMeeting, connection: socket.socket, record: dict[str, Any],
             connection.sendall(hello)
             challenge = _receive(connection, CHALLENGE_NBYTES, deadline)
         except (ConnectionError, EOFError):
-            if deadline.expired():
-                raise
-            time.sleep(TURNED_AWAY_S)
             raise _NotHeardError from None
         if not challenge.startswith(MAGIC):
             deadline.check_for(STALE_S)

@@ -14,6 +14,7 @@ import selectors
 import socket
 import time
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from ringreduce.errors import (
@@ -32,6 +33,7 @@ from ringreduce.job.os_errors import errno_text
 from ringreduce.job.tcp.listening_ports import ANY, addresses_of, listening
 from ringreduce.job.tcp.rendezvous import (
     CHALLENGE_NBYTES,
+    COME_AGAIN,
     HELLO_NBYTES,
     LENGTH,
     MAC_NBYTES,
@@ -82,7 +84,17 @@ FIELDS = (
 class Caller:
     """A connection, and how far its handshake has come."""
 
-    __slots__ = ("began_s", "buffer", "challenge", "connection", "hello", "is_proven", "is_told", "record")
+    __slots__ = (
+        "began_s",
+        "buffer",
+        "challenge",
+        "connection",
+        "hello",
+        "init_count",
+        "is_proven",
+        "is_told",
+        "record",
+    )
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -91,6 +103,7 @@ class Caller:
         self.challenge = b""
         self.is_proven = False
         self.is_told = False
+        self.init_count: int | None = None  # once its record is there, whatever else is in that
         self.record: dict[str, Any] | None = None
         self.began_s = time.monotonic()
 
@@ -174,7 +187,7 @@ class _Server:
         if error is not None:
             reason = error if isinstance(error, Error) else HorovodInternalError(f"{self._meeting.me()}: {error!r}")
             content = {"error": str(reason), "kind": type(reason).__name__}
-            self._send(content)
+            self._send(content, self._callers.values())
             if not isinstance(reason, (PeerLostError, TimeoutError)):
                 self._tell_late_ones(content)
         for caller in self._callers.values():
@@ -184,7 +197,7 @@ class _Server:
 
     def _tell_late_ones(self, content: dict[str, Any]) -> None:
         """Ranks that are still on their way get the error too, of those that come within LATE_S: else each would look
-        for rank 0 until its own deadline."""
+        for rank 0 until its own deadline. One that has had it, and is at its next init(), is to come again."""
         late = Deadline(LATE_S)
         while True:
             for caller in self._callers.values():
@@ -195,7 +208,12 @@ class _Server:
                 return
             with contextlib.suppress(Error, OSError):  # a second error is not what the ranks are told
                 self._turn(late, {})
-            self._send(content)
+            come = [caller for caller in self._callers.values() if caller.init_count is not None and not caller.is_told]
+            ahead = [caller for caller in come if (caller.init_count or 0) > self._meeting.init_count]
+            self._send(COME_AGAIN, ahead)
+            for caller in ahead:
+                self._close(caller)
+            self._send(content, come)
 
     def gather(self) -> dict[int, dict[str, Any]]:
         """Waits until every other rank has come. Returns their records.
@@ -225,15 +243,15 @@ class _Server:
 
     def answer(self, content: dict[str, Any]) -> None:
         """Sends the answer to every rank. Raises PeerLostError when one is gone."""
-        for caller in self._send(content):
+        for caller in self._send(content, self._callers.values()):
             assert caller.record is not None
             raise PeerLostError(f"{self._meeting.me()}: lost rank {caller.record['rank']} at the rendezvous")
 
-    def _send(self, content: dict[str, Any]) -> list[Caller]:
-        """Sends to every rank that has proven who it is, once. Returns those that could not be reached."""
+    def _send(self, content: dict[str, Any], callers: Iterable[Caller]) -> list[Caller]:
+        """Sends to each that has proven who it is, once. Returns those that could not be reached."""
         gone = []
         body = json.dumps(content).encode()
-        for caller in self._callers.values():
+        for caller in callers:
             if not caller.is_proven or caller.is_told:
                 continue
             caller.is_told = True
@@ -355,6 +373,8 @@ class _Server:
         caller.buffer = caller.buffer[end + MAC_NBYTES :]
         key = session_key(self._meeting.secret, caller.hello, caller.challenge)
         record = unsealed(key, b"record", body, seal)
+        count = record.get("init_count") if isinstance(record, dict) else None
+        caller.init_count = count if isinstance(count, int) else 0
         problem = self._disagreement(record, records)
         if problem is not None:
             raise MismatchError(f"{self._meeting.me()}: {problem}")

@@ -6,6 +6,7 @@ import builtins
 import contextlib
 import errno
 import gc
+import itertools
 import os
 import re
 import resource
@@ -16,6 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ import ringreduce
 from ringreduce.errors import InvalidArgumentError, MismatchError, PeerLostError, TimeoutError
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.tcp import rendezvous as tcp_rendezvous
+from ringreduce.job.tcp import rendezvous_server as tcp_rendezvous_server
 from ringreduce.job.tcp.dial import first_connected
 from ringreduce.job.tcp.rendezvous import (
     CHALLENGE_NBYTES,
@@ -41,6 +44,7 @@ from ringreduce.job.tcp.rendezvous import (
     meet,
 )
 from ringreduce.job.tcp.rendezvous_server import listening_at
+from ringreduce.job.tcp.torchrun_store import ToldAgainError
 
 SECRET = bytes(range(32))
 
@@ -104,6 +108,36 @@ def test_a_rank_that_comes_after_an_error_is_told_it() -> None:
     with ThreadPoolExecutor(3) as pool:
         said = list(pool.map(come, range(3)))
     assert all("says the job has 4 ranks, rank 0 says 3" in text for text in said), said
+
+
+def test_a_rank_that_calls_init_again_before_the_others_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 says another number of ranks, is told so, and comes again; only then does rank 2 come to the first init().
+    Rank 1 is not told the old error once more: it would be one init() ahead of the others from then on."""
+    gate = gate_at(0)
+    port = gate.getsockname()[1]
+    is_there_again = threading.Event()
+    ask = tcp_rendezvous._ask
+
+    def asks(meeting: TcpMeeting, *words: Any) -> Any:
+        answer = ask(meeting, *words)
+        if meeting.init_count == 2:
+            is_there_again.set()
+        return answer
+
+    def come(rank: int) -> int:
+        if rank == 2:
+            assert is_there_again.wait(HANG_S)
+        first = TcpMeeting("127.0.0.1", port, SECRET, rank, 4 if rank == 1 else 3, 1)
+        with pytest.raises(MismatchError, match="says the job has 4 ranks"):
+            meet(first, Deadline(HANG_S), gate if rank == 0 else None)
+        met = meet(replace(first, size=3, init_count=2), Deadline(HANG_S))
+        met.listener.close()
+        return met.placed.placement.rank
+
+    monkeypatch.setattr(tcp_rendezvous, "_ask", asks)
+    monkeypatch.setattr(tcp_rendezvous_server, "LATE_S", HANG_S)
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(come, range(3))) == [0, 1, 2]
 
 
 class Held:
@@ -200,6 +234,60 @@ def test_rank_0_is_gone_although_another_of_its_addresses_does_not_answer(
                 caller.result(SOON_S)
 
 
+class DeadlineAtWill(Deadline):
+    """Runs out when the test says so."""
+
+    def __init__(self, has_come: threading.Event) -> None:
+        super().__init__(HANG_S)
+        self._has_come = has_come
+
+    def remaining_s(self) -> float:
+        return 0.0 if self._has_come.is_set() else super().remaining_s()
+
+
+@contextlib.contextmanager
+def ending_connections(has_ended_two: threading.Event) -> Iterator[int]:
+    """A port where each connection is taken, and ended."""
+    gate = gate_at(0)
+
+    def serve() -> None:
+        for count in itertools.count():
+            with gate.accept()[0] as taken:
+                if not taken.recv(HELLO_NBYTES):  # the test is over
+                    return
+            if count == 1:
+                has_ended_two.set()
+
+    with gate, ThreadPoolExecutor(1) as pool:
+        served = pool.submit(serve)
+        try:
+            yield gate.getsockname()[1]
+        finally:
+            socket.create_connection(gate.getsockname()).close()
+            served.result(HANG_S)
+
+
+def test_another_program_that_ends_connections_is_not_called_rank_0() -> None:
+    has_ended_two = threading.Event()
+    with (
+        ending_connections(has_ended_two) as port,
+        pytest.raises(TimeoutError, match=r"what listens at .* ended each without an answer: is it another program"),
+    ):
+        meet(TcpMeeting("127.0.0.1", port, SECRET, 1, 2, 1), DeadlineAtWill(has_ended_two))
+
+
+def test_what_is_told_anew_is_heard_while_another_program_ends_connections() -> None:
+    """As where torchrun has started the ranks again, and the port of the earlier rank 0 is another program's now."""
+    has_ended_two = threading.Event()
+
+    def check() -> None:
+        if has_ended_two.is_set():
+            raise ToldAgainError
+
+    with ending_connections(has_ended_two) as port, pytest.raises(ToldAgainError):
+        meet(TcpMeeting("127.0.0.1", port, SECRET, 1, 2, 1), Deadline(SOON_S, check))
+
+
 def test_another_version_is_told_so() -> None:
     gate = gate_at(0)
     with ThreadPoolExecutor(1) as pool:
@@ -243,17 +331,6 @@ def says_nothing(caller: socket.socket) -> None:
 
 def is_of_another_version(caller: socket.socket) -> None:
     caller.sendall(MAGIC[:-1] + b"0" + bytes(NONCE_NBYTES))
-
-
-class DeadlineAtWill(Deadline):
-    """Runs out when the test says so."""
-
-    def __init__(self, has_come: threading.Event) -> None:
-        super().__init__(HANG_S)
-        self._has_come = has_come
-
-    def remaining_s(self) -> float:
-        return 0.0 if self._has_come.is_set() else super().remaining_s()
 
 
 ONE_SECRET = "1 connection did not know the job's secret, or is another job's."
