@@ -91,15 +91,9 @@ class FdExchange:
             rank: this process among them.
             check: raises when a member will not call this any more.
         """
-        created = _core.memfd(label, nbytes) if rank == members[0] else None
-        fd = created
+        meeting = (self.address, self.secret, timeout_s, check)
+        fd = rendezvous.share_fd(lambda: _core.memfd(label, nbytes), members, rank, *meeting)
         try:
-            if len(members) > 1:
-                meeting = (self.address, self.secret, timeout_s, check)
-                fd = rendezvous.share_fd(created, members, rank, *meeting)
-            assert fd is not None
             yield fd
         finally:
-            for descriptor in {created, fd}:
-                if descriptor is not None:
-                    os.close(descriptor)
+            os.close(fd)

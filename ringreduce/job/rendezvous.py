@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -120,7 +121,7 @@ def join_placed(placed: PlacedRanks, deadline: Deadline, segment: Callable[[], i
 
 
 def share_fd(
-    fd: int | None,
+    make: Callable[[], int],
     members: Sequence[int],
     rank: int,
     address: bytes,
@@ -128,10 +129,10 @@ def share_fd(
     timeout_s: float,
     check: Callable[[], None] | None = None,
 ) -> int:
-    """Sends the first member's descriptor to all members of a group. Collective over the members.
+    """Sends a descriptor that the first member makes to all members of a group. Collective over the members.
 
     Args:
-        fd: the first member's descriptor; None elsewhere.
+        make: returns the descriptor; called on the first member only, once all have connected: all hear why it fails.
         members: world ranks, in one order on all members.
         rank: this process's world rank.
         address, secret: from the first member's new_address(), the same on all members.
@@ -140,21 +141,25 @@ def share_fd(
             raised: a member that leaves the meeting because of a death is not the one that died.
 
     Returns:
-        fd itself on the first member, elsewhere a new descriptor of the same file, which the caller owns.
+        A descriptor of the same file on all members, which the caller owns.
 
     Raises: as join_job(), and what check raises.
     """
     leader = members[0]
+    if len(members) == 1:
+        return make()
     meeting = Meeting(address, secret, frozenset(members) - {leader}, leader, len(members), 0)
     deadline = Deadline(timeout_s, check)
     with errno_text(meeting.me(rank), meeting.where()):
         try:
             if rank != leader:
                 return receive_fds(meeting, rank, deadline)[0]
-            assert fd is not None
-            with RendezvousServer(meeting, deadline) as server:
+            with RendezvousServer(meeting, deadline) as server, ExitStack() as undo:
                 server.accept_all()
+                fd = make()
+                undo.callback(os.close, fd)
                 server.reply_all(lambda member: [fd])
+                undo.pop_all()
             return fd
         except Error:
             deadline.check()

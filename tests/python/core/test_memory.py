@@ -88,6 +88,25 @@ def in_place_without_a_copy(nbytes: int) -> dict[str, int]:
         return {name: after[name] - before.get(name, 0) for name in after}
 
 
+def more_than_there_can_be() -> list[str]:
+    import ringreduce as rr
+
+    with rr.init() as world:
+        try:
+            rr.symmetric_empty(1 << 62, "i1")
+        except rr.Error as error:
+            return [str(error), str(rr.allreduce(np.ones(1), op=rr.Sum)[0] - world.size)]
+        return ["no error"]
+
+
+def test_memory_that_cannot_be_made_is_an_error_on_all_ranks() -> None:
+    """One rank makes it: the others are told why they get none, and do not wait for it until init()'s time is over."""
+    first, *others = run_ranks(more_than_there_can_be, 3)
+    why = f"making a memory file of {3 << 62} bytes: Invalid argument (errno 22)"
+    assert first == [why, "0.0"]
+    assert others == [[f"[rendezvous] rank {rank}/3: told by rank 0: {why}", "0.0"] for rank in (1, 2)]
+
+
 def test_registered_memory_is_reduced_in_place_without_a_copy() -> None:
     for grown in run_ranks(in_place_without_a_copy, 2, args=(4 << 20,)):
         assert grown["bytes_copied"] == 0
