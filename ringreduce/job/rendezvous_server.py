@@ -11,6 +11,7 @@ import errno
 import selectors
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
@@ -53,7 +54,7 @@ class RendezvousServer:
         self._me = meeting.me(meeting.server)
         self._clients: dict[int, Client] = {}
         self._pending: dict[socket.socket, int] = {}
-        self._turned_away: list[str] = []
+        self._turned_away: deque[str] = deque(maxlen=3)
         self._selector = selectors.PollSelector()
         self._listener = socket.socket(
             socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
@@ -95,13 +96,8 @@ class RendezvousServer:
             MismatchError: two processes claim one rank, or they disagree about the size or the number of init() calls.
             PeerLostError: a client left before the others had connected.
         """
-        while len(self._clients) < len(self._meeting.clients):
-            events = self._selector.select(self._deadline.turn_s())
-            if not events:
-                self._deadline.check()
-                if self._deadline.expired():
-                    raise self._timeout_error()
-            for key, _ in events:
+        while True:
+            for key, _ in self._selector.select(self._deadline.turn_s()):
                 connection = key.fileobj
                 assert isinstance(connection, socket.socket)
                 if connection is self._listener:
@@ -110,6 +106,12 @@ class RendezvousServer:
                     self._read_hello(connection)
                 else:
                     self._read_close(connection)
+            if len(self._clients) == len(self._meeting.clients):
+                break
+            # After each turn, also one that has brought news: strangers may come without end.
+            self._deadline.check()
+            if self._deadline.expired():
+                raise self._timeout_error()
         return {rank: client.pid for rank, client in self._clients.items()}
 
     def reply_all(self, fds_for: Callable[[int], Sequence[int]]) -> None:
@@ -211,7 +213,7 @@ class RendezvousServer:
         return f"rank{'s' if len(missing) > 1 else ''} {_listed(missing)}"
 
     def _timeout_error(self) -> TimeoutError:
-        strangers = f" Turned away: {'; '.join(self._turned_away[-3:])}." if self._turned_away else ""
+        strangers = f" Turned away: {'; '.join(self._turned_away)}." if self._turned_away else ""
         return TimeoutError(
             f"{self._me}: {self._missing()} did not come to {self._meeting.where()} within "
             f"{self._deadline.timeout_s:g} s (init() number {self._meeting.epoch}; all ranks must be on this host; "

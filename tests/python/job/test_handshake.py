@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import threading
@@ -110,6 +111,38 @@ def test_a_turned_away_stranger_is_mentioned_when_time_runs_out() -> None:
     late, _ = together(lambda: server(where, 0.5), lambda: client(replace(where, secret=b"guessed")))
     assert isinstance(late, TimeoutError)
     assert f"Turned away: pid {os.getpid()} does not know this job's secret" in str(late)
+
+
+def has_died() -> None:
+    raise PeerLostError("another rank has died")
+
+
+@pytest.mark.parametrize(
+    ("deadline", "kind", "words"),
+    [
+        (Deadline(1e-9), TimeoutError, "rank 1 did not come"),
+        (Deadline(HANG_S, has_died), PeerLostError, "another rank has died"),
+    ],
+    ids=["out of time", "a death"],
+)
+def test_strangers_that_come_without_end_keep_no_server_waiting(
+    deadline: Deadline, kind: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever it has taken one, the next is there."""
+    where = meeting()
+    come = itertools.count()
+
+    def calls() -> None:
+        assert next(come) < 100, "the server goes on"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+            stranger.connect(b"\0" + where.address)
+
+    with RendezvousServer(where, deadline) as listening:
+        accept = listening._accept
+        monkeypatch.setattr(listening, "_accept", lambda: (accept(), calls()))
+        calls()
+        with pytest.raises(kind, match=words):
+            listening.accept_all()
 
 
 def test_a_server_without_the_secret_is_not_believed() -> None:
