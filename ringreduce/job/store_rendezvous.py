@@ -185,7 +185,10 @@ class _StoreMeeting:
             if answer is not None and "error" in answer and (is_late or time.monotonic() > believed_s):
                 return answer
             if is_late:
-                raise self._missing(0)
+                raise TimeoutError(
+                    f"{self.me}: rank 0 has come to the group's store, and has not answered within "
+                    f"{self.deadline.timeout_s:g} s: other ranks have not come, or it is stopped"
+                )
             time.sleep(min(pause_s, self.deadline.remaining_s()))
             pause_s = min(2 * pause_s, LOOK_S)
         return None

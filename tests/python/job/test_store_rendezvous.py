@@ -117,6 +117,16 @@ def test_a_missing_rank_is_named_on_all() -> None:
         assert "rank 2 did not come" in str(error)
 
 
+def test_a_rank_that_runs_out_of_time_before_rank_0_does_not_miss_that_one() -> None:
+    """Rank 0 has named the meeting, and waits for others yet."""
+    store = DictStore()
+    store.set(STORE_KEY, b"meeting")
+    with pytest.raises(
+        TimeoutError, match=r"rank 1/3: rank 0 has come .* not answered within 0\.1 s: other ranks have"
+    ):
+        over(store, 1, 3, 0.1)
+
+
 @pytest.mark.parametrize(
     ("environ", "kind", "words"),
     [
