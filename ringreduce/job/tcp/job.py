@@ -204,7 +204,8 @@ def meet_told(
             if gate is not None:
                 gate.close()
             said = str(error) or type(error).__name__
-            tell(json.dumps({"error": _short(said), "kind": type(error).__name__}))
+            with contextlib.suppress(Error):  # who does not come is not told; that is not what has ended the meeting
+                tell(json.dumps({"error": _short(said), "kind": type(error).__name__}))
             raise
     try:
         if gate is not None:

@@ -25,14 +25,17 @@ import pytest
 from deadlines import HANG_S, SOON_S
 from ports import free_port
 from ranks import receive_from_test, send_to_test, start_ranks
-from tcp_jobs import tcp_environment
+from tcp_jobs import secret_file, tcp_environment
 
 import ringreduce
 from ringreduce.errors import InvalidArgumentError, MismatchError, PeerLostError, TimeoutError
 from ringreduce.job.deadline import Deadline
+from ringreduce.job.environment import Placement
+from ringreduce.job.places import TcpWanted
 from ringreduce.job.tcp import rendezvous as tcp_rendezvous
 from ringreduce.job.tcp import rendezvous_server as tcp_rendezvous_server
 from ringreduce.job.tcp.dial import first_connected
+from ringreduce.job.tcp.job import meet_told
 from ringreduce.job.tcp.rendezvous import (
     CHALLENGE_NBYTES,
     HELLO_NBYTES,
@@ -623,6 +626,20 @@ def test_ranks_with_other_settings_all_say_so(tcp: dict[str, str], name: str, se
         )
         assert f", and {settings[1 - rank]} on rank {1 - rank}, on " in text
         assert text.endswith(f"mpirun -x {name}")
+
+
+def test_rank_0_raises_its_own_error_where_nobody_comes_to_be_told(tmp_path: Path) -> None:
+    told = []
+
+    def tell(text: str | None) -> str:
+        told.append(str(text))
+        raise TimeoutError("rank 1 did not come")
+
+    wanted = TcpWanted("192.0.2.1:29400", str(secret_file(tmp_path)), "tcp", None)
+    place = Placement(0, 2, 0, 1, 0, 2, "openmpi", "")
+    with pytest.raises(InvalidArgumentError, match=r"cannot listen at 192\.0\.2\.1:29400"):
+        meet_told(place, wanted, 1, Deadline(HANG_S), "", tell)
+    assert "cannot listen at" in told[0]
 
 
 def test_what_is_wrong_with_rank_0_alone_is_told(tcp: dict[str, str]) -> None:
