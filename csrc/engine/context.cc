@@ -63,6 +63,7 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
   if (!network_.host_of.empty() && network_.host_of.size() != pidfds.size()) {
     throw InvalidArgumentError("one host for each rank is needed");
   }
+  if (!network_.host_of.empty()) host_numbers_ = Hosts(network_.host_of, rank_).of;
   std::vector<int> everyone;
   for (int r = 0; r < size; ++r) everyone.push_back(r);
   groups_.set_world(std::make_unique<Group>(*this, fd, everyone, 0));
@@ -96,7 +97,7 @@ RecordedGroup Context::recorded_group(int id, const std::vector<int>& world_rank
 }
 
 std::unique_ptr<Link> Context::remote_link(int world_rank, int channel) {
-  const int host = Hosts(network_.host_of, rank_).of[static_cast<size_t>(world_rank)];
+  const int host = host_numbers_[static_cast<size_t>(world_rank)];
   return std::make_unique<RemoteLink>(network_.link(world_rank, channel), remote_links_, stats().bytes_on_wire,
                                       world_control_->link_score(rank_, host),
                                       [this, world_rank] { return has_left(world_control_->line(world_rank)); });

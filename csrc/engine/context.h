@@ -144,6 +144,7 @@ class Context {
   const Kernels& kernels_;
   std::shared_ptr<SegmentRegistry> segments_;
   const Recording recording_;
+  std::vector<int> host_numbers_;  // of the world's ranks, on several hosts: as in Hosts::of
   // What comes below refers to these three.
   Network network_;
   PeerWatch peers_;

@@ -20,7 +20,9 @@ void Negotiation::fill_request(int rank, Ticket ticket, const Signature& signatu
                                size_t nbytes) {
   RequestSlotHead& head = control_.head(ticket.request_slot, rank);
   head.digest.store(digest(signature), std::memory_order_relaxed);
-  if (nbytes != 0) std::memcpy(control_.payload(ticket.request_slot, rank), payload, nbytes);
+  void* const into = signature.kind == Kind::kAlltoall ? static_cast<void*>(control_.splits(ticket.request_slot, rank))
+                                                       : control_.payload(ticket.request_slot, rank);
+  if (nbytes != 0) std::memcpy(into, payload, nbytes);
   // Rewriting equal bytes would take the lines away from the readers for nothing.
   Signature& announced = control_.signature(ticket.request_slot, rank);
   if (std::memcmp(&announced, &signature, sizeof signature) != 0) std::memcpy(&announced, &signature, sizeof signature);
@@ -81,7 +83,10 @@ bool Negotiation::record(Ticket ticket, const std::vector<Recorded>& requests) {
 bool Negotiation::write_requests(Ticket ticket, const std::vector<Recorded>& requests) {
   if (ticket.is_named() && !joins_.have_read(ticket)) return false;
   for (const Recorded& one : requests) {
-    fill_request(one.rank, ticket, one.signature, one.payload, one.nbytes);
+    fill_request(one.rank, ticket, one.signature, one.payload, one.columns == nullptr ? one.nbytes : 0);
+    for (size_t i = 0; one.columns != nullptr && i < one.columns->size(); ++i) {
+      control_.splits(ticket.request_slot, one.rank)[(*one.columns)[i]] = static_cast<const uint64_t*>(one.payload)[i];
+    }
     show_request(one.rank, ticket);
   }
   return true;

@@ -60,6 +60,7 @@ class Negotiation {
     Signature signature;
     const void* payload = nullptr;
     size_t nbytes = 0;
+    const std::vector<int>* columns = nullptr;  // of an alltoall's splits, where the payload has only those
   };
   // Under a name, the next operation of each of the ranks. All of them are the same operation here, whose ticket is
   // returned. Its tag is 0, and nothing written, where there is no room: all names are in flight, or a rank here that

@@ -22,7 +22,7 @@ Entry* OperationLog::open_entry() {
   entry.participants = RankMask();
   entry.rounds.store(0, std::memory_order_relaxed);
   entry.completed.store(0, std::memory_order_relaxed);
-  for (int r = 0; r < control_.size(); ++r) control_.claims(position)[r].next.store(0, std::memory_order_relaxed);
+  for (const int r : hosts_.here()) control_.claims(position)[r].next.store(0, std::memory_order_relaxed);
   return &entry;
 }
 

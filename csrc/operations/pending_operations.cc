@@ -26,7 +26,7 @@ void end(const Resources& from, Operation& operation, State state, std::exceptio
 // Where the data of a rank's request are: in the request slot, or in the eager buffer that the request slot names.
 const std::byte* data_of(const Resources& from, Ticket ticket, int rank, size_t nbytes) {
   const std::byte* payload = from.control.payload(ticket.request_slot, rank);
-  if (nbytes <= from.control.inline_nbytes()) return payload;
+  if (nbytes <= kInlineNbytes) return payload;
   uint64_t buffer;
   std::memcpy(&buffer, payload, sizeof buffer);
   return from.control.eager(rank, static_cast<size_t>(buffer));

@@ -156,6 +156,10 @@ void check_request(const Request& request, int rank, int size, bool has_device) 
     throw InvalidArgumentError("scatter: the root's input must hold one output for each rank");
   }
   if (request.kind != Kind::kAlltoall) return;
+  if (size > kAlltoallRanksMost) {
+    throw UnavailableError("an alltoall takes a group of at most " + std::to_string(kAlltoallRanksMost) +
+                           " ranks, and this one has " + std::to_string(size) + "; use a process set of fewer");
+  }
   const uint64_t rows = request.srcs[0].rows();
   if (request.splits.empty()) {
     if (rows % static_cast<uint64_t>(size) == 0) return;

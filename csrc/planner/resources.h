@@ -69,10 +69,7 @@ struct Resources {
   }
   // How many rows one rank has said that it sends to another one in an alltoall.
   uint64_t split(const Operation& operation, int of_rank, int to) const {
-    uint64_t rows;
-    const std::byte* const splits = control.payload(operation.ticket.request_slot, of_rank);
-    std::memcpy(&rows, splits + static_cast<size_t>(to) * sizeof rows, sizeof rows);
-    return rows;
+    return control.splits(operation.ticket.request_slot, of_rank)[to];
   }
 };
 

@@ -24,8 +24,7 @@ uint64_t Decisions::apply(FrameParser& frame) {
 
 // And one of this host's ranks that are among them.
 std::pair<RankMask, int> Decisions::take_participants(FrameParser& frame) const {
-  const RankMask participants = frame.take<RankMask>();
-  for (int r = control_.size(); r < kMaxRanks; ++r) frame.expect(!participants.test(r), "has unknown ranks");
+  const RankMask participants = take_ranks(frame, control_.size());
   const auto& here = hosts_.here();
   const auto witness = std::find_if(here.begin(), here.end(), [&](int r) { return participants.test(r); });
   frame.expect(witness != here.end(), "has an operation that no rank here has called");
@@ -98,12 +97,12 @@ bool Decisions::apply_entry(FrameParser& frame, uint64_t number) {
   std::vector<OperationName> names;
   for (Ticket& member : entry.members) {
     member = ticket_of(names.emplace_back(take_operation(frame)), witness, frame);
-    Payloads payloads;
+    Columns columns;
     const Signature& own = control_.signature(member.request_slot, witness);
     if (names.size() == 1) check_first(frame, entry, own);
     frame.expect(names.size() == 1 || can_share_entry(control_.signature(entry.members[0].request_slot, witness), own),
                  "has operations that cannot share an entry");
-    if (!record(member, take_agreed(frame, own, entry.participants, hosts_.here(), control_.size(), payloads)))
+    if (!record(member, take_agreed(frame, own, entry.participants, hosts_.here(), control_.size(), columns)))
       return false;
   }
   for (size_t i = 0; i < names.size(); ++i) finish(names[i], entry.members[i], number);
@@ -114,7 +113,7 @@ bool Decisions::apply_entry(FrameParser& frame, uint64_t number) {
 bool Decisions::apply_refusal(FrameParser& frame, uint64_t number) {
   const OperationName operation = take_operation(frame);
   const Ticket ticket = ticket_of(operation, take_participants(frame).second, frame);
-  std::vector<Negotiation::Recorded> requests = take_requests(frame, control_.size());
+  std::vector<Negotiation::Recorded> requests = take_requests(frame, control_.size(), Splits::kLeftOut);
   if (!record(ticket, std::move(requests))) return false;
   finish(operation, ticket, number);
   negotiation_.log().refuse(ticket);

@@ -46,13 +46,13 @@ struct FrameHead {
 };
 static_assert(sizeof(FrameHead) == 8);
 
-// The longest is a refusal of an alltoall of 256 ranks, which has 132 + 8 * 256 bytes for each: 558,000 bytes. A reader
-// that believed a length without a limit would wait for ever.
-inline constexpr size_t kFrameNbytesMost = 768 << 10;
+// The longest are those of an alltoall of 1024 ranks, 1023 of which share a host: their requests have 132 + 8 * 1024
+// bytes each, 8.5 MB, and its entry has 16 + 8 * 1023 bytes for each rank. A reader that believed a length without a
+// limit would wait for ever.
+inline constexpr size_t kFrameNbytesMost = 9 << 20;
 // Bytes that wait to be sent, or to be taken up: ranks that go on without those who have joined need no answers, so
 // nothing else holds them back.
 inline constexpr size_t kAhead = 1 << 20;
-static_assert(kFrameNbytesMost < kAhead, "a reader takes up no more than that before it has a whole frame");
 
 // Frames on their way out, in the order written.
 class FrameWriter {
@@ -211,6 +211,13 @@ class FrameReader {
   }
   bool empty() const { return done_ == filled_; }
   size_t nbytes_left() const { return filled_ - done_; }
+  // Whether the first of the frames that are left is not whole.
+  bool has_part() const {
+    FrameHead head;
+    if (nbytes_left() < sizeof head) return true;
+    std::memcpy(&head, bytes_.data() + done_, sizeof head);
+    return nbytes_left() < head.nbytes;
+  }
 
  private:
   std::string sender_;

@@ -26,8 +26,9 @@ Signature without_addresses(Signature signature) {
   return signature;
 }
 
-size_t splits_nbytes(const Signature& signature, int size) {
-  return signature.kind == Kind::kAlltoall ? static_cast<size_t>(size) * sizeof(uint64_t) : 0;
+size_t splits_nbytes(const Signature& signature, int size, Splits splits) {
+  return splits == Splits::kWithin && signature.kind == Kind::kAlltoall ? static_cast<size_t>(size) * sizeof(uint64_t)
+                                                                        : 0;
 }
 
 }  // namespace
@@ -53,15 +54,26 @@ void check(const Signature& signature, int size, const FrameParser& frame) {
   frame.expect(is_known, "has a value that its field cannot have");
   frame.expect(signature.root >= -1 && signature.root < size, "has an unknown root");
   frame.expect(signature.tensors >= 1, "has no tensor");
+  frame.expect(signature.kind != Kind::kAlltoall || size <= kAlltoallRanksMost, "has an alltoall of too many ranks");
   frame.expect(signature.kind != Kind::kBarrier || signature.nbytes == 0, "has too much data");
 }
 
-bool has_eager_payload(const ControlSegment& control, const Signature& signature, int rank, bool is_named) {
-  if (is_named || signature.nbytes <= control.inline_nbytes()) return false;
+bool has_eager_payload(const Signature& signature, int rank, bool is_named) {
+  if (is_named || signature.nbytes <= kInlineNbytes) return false;
   return signature.kind == Kind::kAllreduce || (signature.kind == Kind::kBroadcast && signature.root == rank);
 }
 
-void put_requests(FrameWriter& out, const ControlSegment& control, Ticket ticket, const std::vector<int>& ranks) {
+void put_ranks(FrameWriter& out, const RankMask& ranks, int size) { out.put(ranks.words, RankMask::nbytes_of(size)); }
+
+RankMask take_ranks(FrameParser& frame, int size) {
+  RankMask ranks;
+  std::memcpy(ranks.words, frame.take(RankMask::nbytes_of(size)), RankMask::nbytes_of(size));
+  for (int r = size; r % 64 != 0; ++r) frame.expect(!ranks.test(r), "has unknown ranks");
+  return ranks;
+}
+
+void put_requests(FrameWriter& out, const ControlSegment& control, Ticket ticket, const std::vector<int>& ranks,
+                  Splits splits) {
   out.put(static_cast<uint32_t>(ranks.size()));
   Signature last;
   for (const int r : ranks) {
@@ -70,12 +82,12 @@ void put_requests(FrameWriter& out, const ControlSegment& control, Ticket ticket
     out.put(static_cast<uint16_t>(r));
     out.put(static_cast<uint16_t>(is_new ? 1 : 0));
     if (is_new) out.put(signature);
-    out.put(control.payload(ticket.request_slot, r), splits_nbytes(signature, control.size()));
+    out.put(control.splits(ticket.request_slot, r), splits_nbytes(signature, control.size(), splits));
     last = signature;
   }
 }
 
-std::vector<Negotiation::Recorded> take_requests(FrameParser& frame, int size) {
+std::vector<Negotiation::Recorded> take_requests(FrameParser& frame, int size, Splits splits) {
   std::vector<Negotiation::Recorded> requests(frame.take_up_to(static_cast<uint32_t>(size)));
   frame.expect(!requests.empty(), "has no request");
   const Signature* last = nullptr;
@@ -86,7 +98,7 @@ std::vector<Negotiation::Recorded> take_requests(FrameParser& frame, int size) {
     frame.expect(is_new || last != nullptr, "has no signature");
     one.signature = is_new ? frame.take<Signature>() : *last;
     check(one.signature, size, frame);
-    one.nbytes = splits_nbytes(one.signature, size);
+    one.nbytes = splits_nbytes(one.signature, size, splits);
     one.payload = frame.take(one.nbytes);
     last = &one.signature;
   }
@@ -109,13 +121,12 @@ void put_agreed(FrameWriter& out, const ControlSegment& control, Ticket ticket, 
     out.put(signature.nbytes);
     out.put(signature.dims[0]);
     if (differs != Differs::kSplits) continue;
-    const std::byte* const splits = control.payload(ticket.request_slot, r);
-    for (const int to : receivers) out.put(splits + static_cast<size_t>(to) * sizeof(uint64_t), sizeof(uint64_t));
+    for (const int to : receivers) out.put(control.splits(ticket.request_slot, r)[to]);
   }
 }
 
 std::vector<Negotiation::Recorded> take_agreed(FrameParser& frame, const Signature& own, const RankMask& participants,
-                                               const std::vector<int>& receivers, int size, Payloads& payloads) {
+                                               const std::vector<int>& receivers, int size, Columns& columns) {
   const uint8_t all_can = frame.take<uint8_t>();
   const Differs differs = frame.take_up_to(Differs::kSplits);
   frame.expect(differs == what_differs(own), "has rows that the operation has not, or lacks them");
@@ -131,10 +142,11 @@ std::vector<Negotiation::Recorded> take_agreed(FrameParser& frame, const Signatu
       one.signature.dims[0] = frame.take<uint64_t>();
     }
     if (differs == Differs::kSplits) {
-      std::vector<uint64_t>& splits = payloads.emplace_back(static_cast<size_t>(size));
-      for (const int to : receivers) splits[static_cast<size_t>(to)] = frame.take<uint64_t>();
+      std::vector<uint64_t>& splits = columns.emplace_back();
+      while (splits.size() < receivers.size()) splits.push_back(frame.take<uint64_t>());
       one.payload = splits.data();
       one.nbytes = splits.size() * sizeof(uint64_t);
+      one.columns = &receivers;
     }
     requests.push_back(one);
   }

@@ -27,22 +27,29 @@ uint64_t take_counter(FrameParser& frame);
 void check(const Signature& signature, int size, const FrameParser& frame);
 
 // Whether the operation's data lie in the rank's eager buffer; then its request slot holds the buffer's index.
-bool has_eager_payload(const ControlSegment& control, const Signature& signature, int rank, bool is_named);
+bool has_eager_payload(const Signature& signature, int rank, bool is_named);
 
-// Requests of `ranks`, which lie in the control segment. Equal signatures travel once; of the payload, an alltoall's
-// splits do.
-void put_requests(FrameWriter& out, const ControlSegment& control, Ticket ticket, const std::vector<int>& ranks);
-// The payloads point into the frame.
-std::vector<Negotiation::Recorded> take_requests(FrameParser& frame, int size);
+// Ranks of a group of `size`.
+void put_ranks(FrameWriter& out, const RankMask& ranks, int size);
+RankMask take_ranks(FrameParser& frame, int size);
+
+// Of an alltoall: an operation that is refused needs none.
+enum class Splits : uint8_t { kLeftOut, kWithin };
+
+// Requests of `ranks`, which lie in the control segment. Equal signatures travel once; no payload does.
+void put_requests(FrameWriter& out, const ControlSegment& control, Ticket ticket, const std::vector<int>& ranks,
+                  Splits splits);
+// The splits that they point to are in the frame.
+std::vector<Negotiation::Recorded> take_requests(FrameParser& frame, int size, Splits splits);
 
 // What the ranks of a host need to know of the requests of other hosts' ranks for an operation whose requests agree:
 // the bytes and rows of each rank where those may differ, an alltoall's rows for this host, and of operands on GPUs
 // what all of them allow. The rest is as in their own requests.
 void put_agreed(FrameWriter& out, const ControlSegment& control, Ticket ticket, const RankMask& participants,
                 const std::vector<int>& receivers);
-// Memory for the payloads that the requests point to.
-using Payloads = std::vector<std::vector<uint64_t>>;
+// Memory for the splits that the requests point to.
+using Columns = std::vector<std::vector<uint64_t>>;
 std::vector<Negotiation::Recorded> take_agreed(FrameParser& frame, const Signature& own, const RankMask& participants,
-                                               const std::vector<int>& receivers, int size, Payloads& payloads);
+                                               const std::vector<int>& receivers, int size, Columns& columns);
 
 }  // namespace rr

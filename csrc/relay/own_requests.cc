@@ -104,7 +104,7 @@ void OwnRequests::remove_withdrawn() {
 void OwnRequests::send(int host, const Pending& pending, const std::vector<int>& ranks) {
   links_.send_to(host, FrameType::kLogged, hosts_.leader_here(), [&](FrameWriter& out) {
     put(out, negotiation_, pending.ticket);
-    put_requests(out, control_, pending.ticket, ranks);
+    put_requests(out, control_, pending.ticket, ranks, Splits::kWithin);
   });
 }
 

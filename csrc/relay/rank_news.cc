@@ -73,12 +73,17 @@ void RankNews::send_attendance(int rank) {
   const uint64_t cursor = parts_.control.line(rank).cursor.load(std::memory_order_acquire);
   sent_[static_cast<size_t>(rank)].attendance = attendance;
   parts_.links.tell_decisions(parts_.hosts.leader_here());
-  parts_.links.send(FrameType::kLeft, rank, [&](FrameWriter& out) {
-    out.put(cursor == kFinished ? kFinished : uint64_t{0});
-    out.put(attendance);
-    for (int r = 0; r < parts_.control.size(); ++r) out.put(parts_.control.messages_sent(rank, r).load());
-    out.put(std::string(has_left(attendance) ? parts_.control.cause(rank).text : ""));
-  });
+  for (int host = 0; host < parts_.links.count(); ++host) {
+    if (parts_.links.is_here(host)) continue;
+    parts_.links.send_to(host, FrameType::kLeft, rank, [&](FrameWriter& out) {
+      out.put(cursor == kFinished ? kFinished : uint64_t{0});
+      out.put(attendance);
+      for (const int r : parts_.hosts.members[static_cast<size_t>(host)]) {
+        out.put(parts_.control.messages_sent(rank, r).load());
+      }
+      out.put(std::string(has_left(attendance) ? parts_.control.cause(rank).text : ""));
+    });
+  }
 }
 
 bool RankNews::collect_notes(uint64_t end) {
@@ -142,8 +147,8 @@ void RankNews::send_quick(int rank, Ticket ticket) {
     out.put(sent.watermark);
     put(out, parts_.negotiation, ticket);
     out.put(signature);
-    out.put(payload, parts_.control.inline_nbytes());
-    if (!has_eager_payload(parts_.control, signature, rank, ticket.is_named())) return;
+    out.put(payload, kInlineNbytes);
+    if (!has_eager_payload(signature, rank, ticket.is_named())) return;
     uint64_t index;
     std::memcpy(&index, payload, sizeof index);
     out.put(parts_.control.eager(rank, static_cast<size_t>(index)), static_cast<size_t>(signature.nbytes));

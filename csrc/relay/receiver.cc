@@ -12,7 +12,8 @@ bool Receiver::receive() {
   parts_.links.for_each([&](int host) {
     LeaderConnection& connection = parts_.links[host];
     size_t come = FrameReader::kAtOnce;
-    while (come == FrameReader::kAtOnce && connection.in.nbytes_left() < kAhead) {  // fewer: there are no more
+    const auto has_room = [&] { return connection.in.nbytes_left() < kAhead || connection.in.has_part(); };
+    while (come == FrameReader::kAtOnce && has_room()) {  // fewer: there are no more
       come = connection.in.fill([&](std::byte* bytes, size_t nbytes) { return connection.link->pull(bytes, nbytes); });
       moved |= come != 0;
     }
@@ -190,7 +191,7 @@ void Receiver::apply_left(LeaderConnection& connection, FrameParser& frame) {
   frame.expect(attendance != Attendance::kAbsent, "has a value that its field cannot have");
   // What it has pushed may still be on its way, over another link than this.
   parts_.control.line(rank).cursor.store(cursor, std::memory_order_release);
-  for (int r = 0; r < parts_.control.size(); ++r) parts_.control.messages_sent(rank, r).store(frame.take<uint64_t>());
+  for (const int r : parts_.hosts.here()) parts_.control.messages_sent(rank, r).store(frame.take<uint64_t>());
   const std::string cause = frame.take_text(sizeof parts_.control.cause(rank).text);
   // A leader is told to have left twice; from the first time on others read it.
   if (!has_left(parts_.control.line(rank))) write_text(parts_.control.cause(rank).text, cause);
@@ -227,24 +228,23 @@ bool Receiver::apply_quick(FrameParser& frame, bool is_named) {
   check(signature, parts_.control.size(), frame);
   frame.expect(operation.is_named() == is_named, is_named ? "has no name" : "has a name");
   frame.expect(parts_.negotiation.requests().is_quick(signature, is_named), "has too much data");
-  const std::byte* const payload = frame.take(parts_.control.inline_nbytes());
+  const std::byte* const payload = frame.take(kInlineNbytes);
   Ticket ticket;
   if (is_named) {
-    ticket =
-        parts_.negotiation.record_named(operation.name, {{rank, signature, payload, parts_.control.inline_nbytes()}});
+    ticket = parts_.negotiation.record_named(operation.name, {{rank, signature, payload, kInlineNbytes}});
     if (ticket.tag == 0) return false;
   } else {
     ticket = Ticket::unnamed(operation.counter);
     frame.expect(!parts_.negotiation.requests().has_announced_since(ticket, rank),
                  "has an operation that was called before");
-    if (has_eager_payload(parts_.control, signature, rank, is_named)) {
+    if (has_eager_payload(signature, rank, is_named)) {
       uint64_t index;
       std::memcpy(&index, payload, sizeof index);
       frame.expect(index < kEagerCount, "has an unknown eager buffer");
       const size_t nbytes = static_cast<size_t>(signature.nbytes);
       std::memcpy(parts_.control.eager(rank, static_cast<size_t>(index)), frame.take(nbytes), nbytes);
     }
-    parts_.negotiation.record(ticket, {{rank, signature, payload, parts_.control.inline_nbytes()}});
+    parts_.negotiation.record(ticket, {{rank, signature, payload, kInlineNbytes}});
   }
   if (parts_.hosts.is_first()) parts_.sequencer.look(ticket);
   parts_.control.line(rank).watermark.store(watermark, std::memory_order_release);
@@ -254,7 +254,7 @@ bool Receiver::apply_quick(FrameParser& frame, bool is_named) {
 // Requests for the log: on the first host part of the order, elsewhere for what is said of the ranks later.
 bool Receiver::apply_logged(int host, FrameParser& frame) {
   const OperationName operation = take_operation(frame);
-  const std::vector<Negotiation::Recorded> requests = take_requests(frame, parts_.control.size());
+  const std::vector<Negotiation::Recorded> requests = take_requests(frame, parts_.control.size(), Splits::kWithin);
   for (const Negotiation::Recorded& one : requests) {
     frame.expect(parts_.hosts.of[static_cast<size_t>(one.rank)] == host, "is about a rank of another host");
     frame.expect(!parts_.negotiation.requests().is_quick(one.signature, operation.is_named()),

@@ -2,10 +2,15 @@
 
 namespace rr {
 
+void Sequencer::add(Ticket ticket) {
+  Undecided& one = undecided_[ticket.request_slot];
+  if (one.ticket.tag != ticket.tag) one = {ticket};
+}
+
 void Sequencer::look(Ticket ticket) {
   const auto found = undecided_.find(ticket.request_slot);
-  if (found == undecided_.end() || found->second.tag != ticket.tag) return;
-  if (is_over(ticket)) undecided_.erase(found);
+  if (found == undecided_.end() || found->second.ticket.tag != ticket.tag) return;
+  if (is_over(found->second)) undecided_.erase(found);
 }
 
 void Sequencer::look_at_all() {
@@ -16,10 +21,21 @@ void Sequencer::look_at_all() {
   }
 }
 
-bool Sequencer::is_over(Ticket ticket) {
-  if (!decide(ticket)) return false;
-  own_requests_.remove(ticket);
+bool Sequencer::is_over(Undecided& one) {
+  if (!negotiation_.requests().is_decided(one.ticket) && is_anybody_missing(one)) return false;
+  if (!decide(one.ticket)) return false;
+  own_requests_.remove(one.ticket);
   return true;
+}
+
+// All ranks are looked at once for each operation, however often somebody asks.
+bool Sequencer::is_anybody_missing(Undecided& one) const {
+  while (one.missing < control_.size()) {
+    const bool has_joined = control_.line(one.missing).joined.load(std::memory_order_acquire) != 0;
+    if (!has_joined && !negotiation_.requests().has_announced_since(one.ticket, one.missing)) return true;
+    ++one.missing;
+  }
+  return false;
 }
 
 // False: it is to be looked at again.
@@ -74,7 +90,7 @@ void Sequencer::send_decision(FrameType type, const RankMask& participants, Fill
 void Sequencer::send_entry(const Entry& entry) {
   send_decision(FrameType::kEntry, entry.participants, [&](FrameWriter& out, int host) {
     out.put(entry.algorithm);
-    out.put(entry.participants);
+    put_ranks(out, entry.participants, control_.size());
     out.put(entry.members);
     for (uint32_t i = 0; i < entry.members; ++i) {
       const Ticket ticket = {entry.member[i].request_slot, entry.member[i].tag};
@@ -87,8 +103,8 @@ void Sequencer::send_entry(const Entry& entry) {
 void Sequencer::send_refusal(Ticket ticket, const RankMask& participants, const std::vector<int>& logged) {
   send_decision(FrameType::kRefused, participants, [&](FrameWriter& out, int) {
     put(out, negotiation_, ticket);
-    out.put(participants);
-    put_requests(out, control_, ticket, logged);
+    put_ranks(out, participants, control_.size());
+    put_requests(out, control_, ticket, logged, Splits::kLeftOut);
   });
 }
 

@@ -24,7 +24,7 @@ class Sequencer {
       : control_(control), hosts_(hosts), negotiation_(negotiation), own_requests_(own_requests), links_(links) {}
 
   // Some rank has announced the operation for the log.
-  void add(Ticket ticket) { undecided_[ticket.request_slot] = ticket; }
+  void add(Ticket ticket);
   // A rank has announced something in the request slot: decides about the operation if all have.
   void look(Ticket ticket);
   // The same of all operations: some become complete when a rank joins, and some have found the log full.
@@ -35,7 +35,12 @@ class Sequencer {
   bool has_sent(uint64_t entry) const { return entry < log_sent_; }
 
  private:
-  bool is_over(Ticket ticket);
+  struct Undecided {
+    Ticket ticket;
+    int missing = 0;  // each lower rank has announced it, or what comes after it, or has joined
+  };
+  bool is_over(Undecided& one);
+  bool is_anybody_missing(Undecided& one) const;
   bool decide(Ticket ticket);
   template <class Fill>
   void send_decision(FrameType type, const RankMask& participants, Fill fill);
@@ -47,7 +52,7 @@ class Sequencer {
   Negotiation& negotiation_;
   OwnRequests& own_requests_;
   LeaderLinks& links_;
-  std::unordered_map<uint64_t, Ticket> undecided_;  // by request slot
+  std::unordered_map<uint64_t, Undecided> undecided_;  // by request slot
   uint64_t log_sent_ = 0;
   uint64_t decisions_ = 0;
   bool is_log_full_ = false;

@@ -24,7 +24,7 @@ TEST_CASE("named operations may be submitted and waited for in any order") {
 TEST_CASE("sizes around the limits of a request slot and of an eager buffer, named and unnamed") {
   const Environment environment{};
   CHECK_NOTHROW(run_ranks(3, [](Rank& rank) {
-    const size_t inline_count = rank.world.control().inline_nbytes() / sizeof(float);
+    const size_t inline_count = kInlineNbytes / sizeof(float);
     const size_t eager_count = rank.world.control().header().eager_nbytes / sizeof(float);
     for (int turn = 0; turn < 40; ++turn) {
       for (const size_t limit : {inline_count, eager_count}) {

@@ -1,5 +1,9 @@
-// What the negotiation of 256 ranks on 32 hosts sends, counted: relays driven from one thread.
+// What the negotiation of many ranks on many hosts sends, and what memory it takes, counted: relays driven from one
+// thread.
+#include <sys/stat.h>
+
 #include <deque>
+#include <numeric>
 
 #include "doctest/doctest.h"
 #include "ranks.h"
@@ -68,9 +72,16 @@ class Host {
   }
 
   const std::vector<int>& ranks() const { return hosts_.here(); }
-  Negotiation& negotiation(size_t index) { return *negotiations_[index]; }
+  const ControlSegment& control() const { return control_; }
+  Negotiation& negotiation(size_t index) const { return *negotiations_[index]; }
   void progress() { relay_->progress(); }
   uint64_t log_tail() const { return control_.header().log_tail.load(); }
+  // Of the control segment, which is sparse.
+  size_t resident_nbytes() const {
+    struct stat info = {};
+    REQUIRE(::fstat(fd_.get(), &info) == 0);
+    return static_cast<size_t>(info.st_blocks) * 512;
+  }
 
  private:
   static std::vector<int> labels(const Layout& layout) {
@@ -114,12 +125,13 @@ class Job {
   // By the host that sends most.
   size_t busiest() const {
     size_t most = 0;
-    for (const auto& of_host : pipes_) {
-      size_t sent = 0;
-      for (const Pipe& pipe : of_host) sent += pipe.sent;
-      most = std::max(most, sent);
-    }
+    for (size_t host = 0; host < pipes_.size(); ++host) most = std::max(most, sent(host));
     return most;
+  }
+  size_t sent(size_t host) const {
+    size_t sum = 0;
+    for (const Pipe& pipe : pipes_[host]) sum += pipe.sent;
+    return sum;
   }
 
  private:
@@ -154,7 +166,7 @@ TEST_CASE("relay: 300 names on 32 hosts of 8 ranks cost the busiest host less th
   CHECK(job.busiest() > kNames * 64);
 }
 
-TEST_CASE("relay: the longest entries: a full bucket of tensors on GPUs, and an alltoall of 256 ranks") {
+TEST_CASE("relay: the longest entry of many tensors: a full bucket on GPUs") {
   const Environment environment{};
   Job buckets({4, 8}, 300);
   buckets.announce([](Negotiation& negotiation, int rank) {
@@ -168,18 +180,68 @@ TEST_CASE("relay: the longest entries: a full bucket of tensors on GPUs, and an 
   buckets.decide();
   CHECK(buckets.host(1).log_tail() != 0);
   CHECK(buckets.host(1).log_tail() == buckets.host(0).log_tail());
+}
 
-  Job alltoall({4, 64}, 16);
-  alltoall.announce([](Negotiation& negotiation, int rank) {
+// What a rank has of the splits: a number that no other pair has.
+uint64_t split(int from, int to) { return static_cast<uint64_t>(from * kAlltoallRanksMost + to); }
+
+TEST_CASE("relay: the longest frames: an alltoall of the most ranks that may do one") {
+  const Environment environment{};
+  Job job({4, kAlltoallRanksMost / 4}, 16);
+  job.announce([](Negotiation& negotiation, int rank) {
     Signature one = long_sum();
     one.kind = Kind::kAlltoall;
-    one.dims[0] = one.nbytes = static_cast<uint64_t>(256 * (rank + 1));  // no two are alike
-    const std::vector<uint64_t> splits(256, one.nbytes / 256);
+    std::vector<uint64_t> splits;
+    for (int to = 0; to < kAlltoallRanksMost; ++to) splits.push_back(split(rank, to));
+    one.dims[0] = one.nbytes = std::accumulate(splits.begin(), splits.end(), uint64_t{0});  // no two are alike
     negotiation.announce_unnamed(0, one, splits.data(), splits.size() * sizeof(uint64_t));
   });
-  alltoall.decide();
-  CHECK(alltoall.host(0).log_tail() == 1);
-  CHECK(alltoall.host(1).log_tail() == 1);
+  job.decide();
+  CHECK(job.host(0).log_tail() == 1);
+  const Host& other = job.host(1);
+  REQUIRE(other.log_tail() == 1);
+  const size_t slot = other.control().entry(0).member[0].request_slot;
+  int wrong = 0;
+  for (int from = 0; from < kAlltoallRanksMost; ++from) {
+    for (const int to : other.ranks()) wrong += other.control().splits(slot, from)[to] != split(from, to) ? 1 : 0;
+  }
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("relay: a rank of a refused alltoall is told of the requests, whose splits do not travel") {
+  const Environment environment{};
+  Job job({4, kAlltoallRanksMost / 4}, 16);
+  const std::vector<uint64_t> splits(kAlltoallRanksMost, 1);
+  job.announce([&](Negotiation& negotiation, int rank) {
+    Signature one = long_sum();
+    one.kind = Kind::kAlltoall;
+    one.dtype = rank == 7 ? DType::kInt32 : DType::kFloat32;
+    negotiation.announce_unnamed(0, one, splits.data(), splits.size() * sizeof(uint64_t));
+  });
+  const size_t before = job.sent(0);
+  job.decide();
+  CHECK(job.host(1).negotiation(0).requests().is_refused(Ticket::unnamed(0)));
+  RankMask everybody;
+  for (int r = 0; r < kAlltoallRanksMost; ++r) everybody.set(r);
+  CHECK(job.host(1).negotiation(0).requests().mismatch(Ticket::unnamed(0), everybody).find("rank 7") !=
+        std::string::npos);
+  CHECK(job.sent(0) - before < 3 * kAlltoallRanksMost * (sizeof(Signature) + 8));
+}
+
+// 256 bytes for each rank and each of the two last operations, and nothing that grows with the square of the ranks.
+TEST_CASE("relay: what an operation of the most ranks takes of a host's memory") {
+  const Environment environment{};
+  Job job({4, kMaxRanks / 4}, 64);
+  const auto sum = [&](const std::string& name) {
+    job.announce([&](Negotiation& negotiation, int) { announce_named(negotiation, name, long_sum()); });
+    job.decide();
+  };
+  sum("first");
+  const size_t before = job.host(1).resident_nbytes();
+  sum("second");
+  CHECK(job.host(1).log_tail() != 0);
+  CHECK(job.host(1).resident_nbytes() - before < kMaxRanks * kRequestSlotNbytes * 3 / 2);
+  CHECK(job.host(1).resident_nbytes() - before >= kMaxRanks * kRequestSlotNbytes);
 }
 
 }  // namespace

@@ -131,7 +131,7 @@ inline void say_request(Listener& listener, int rank, const Signature& signature
   out.put(std::string());
   out.put(counter);
   out.put(signature);
-  std::vector<std::byte> payload(listener.control().inline_nbytes());
+  std::vector<std::byte> payload(kInlineNbytes);
   if (buffer) std::memcpy(payload.data(), &*buffer, sizeof *buffer);
   out.put(payload.data(), payload.size());
   const std::vector<std::byte> data(buffer ? signature.nbytes : 0);
@@ -167,7 +167,7 @@ inline void say_entry(FrameWriter& out, int rank, uint64_t number, uint32_t algo
   out.put(number);
   out.put(uint32_t{0});
   out.put(algorithm);
-  out.put(participants);
+  put_ranks(out, participants, kSize);
   out.put(static_cast<uint32_t>(counters.size()));
   for (const uint64_t counter : counters) {
     out.put(name);

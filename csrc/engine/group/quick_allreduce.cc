@@ -21,7 +21,7 @@ bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Red
   parts_.throw_if_failed();
   check(reduction);
   check(codec, reduction);
-  const bool eager = nbytes > parts_.control().inline_nbytes();
+  const bool eager = nbytes > kInlineNbytes;
   Signature signature;
   signature.kind = Kind::kAllreduce;
   signature.dtype = src.dtype;
@@ -50,7 +50,6 @@ bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Red
   const int turns = relay_.exists() ? 0 : parts_.ranks_outnumber_cores ? 1 : 64;
   for (int turn = 0; turn < turns && !complete; ++turn) {
     if (turn != 0) relax(false);
-    participants = RankMask();
     complete = parts_.negotiation.requests().is_settled(ticket, &participants);
   }
   Operation operation;
@@ -89,7 +88,6 @@ bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Red
       throw;
     }
     relay_.tell_rest();  // the last rank's request may have come to this one first
-    participants = RankMask();
     parts_.negotiation.requests().is_settled(ticket, &participants);
   }
   if (is_recorded) {

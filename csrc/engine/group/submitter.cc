@@ -73,7 +73,7 @@ void Submitter::announce(const OperationPtr& operation, const Request& request, 
     payload = request.srcs[0].data;
     nbytes = static_cast<size_t>(operation->signature.nbytes);
   }
-  const bool eager = operation->quick && operation->signature.nbytes > parts_.control().inline_nbytes();
+  const bool eager = operation->quick && operation->signature.nbytes > kInlineNbytes;
 
   auto submitted = parts_.submitted.lock();
   waiter_.record_thread(submitted, request.is_from_queue);

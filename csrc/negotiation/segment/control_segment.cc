@@ -12,9 +12,6 @@ constexpr size_t kPage = 4096;
 
 ControlSegment::ControlSegment(int size, size_t capacity) : size_(size), capacity_(capacity) {
   const size_t n = static_cast<size_t>(size);
-  // RequestSlotHead (24) + payload is a multiple of 64; alltoall announces its splits (8 bytes a rank) in the payload
-  inline_nbytes_ = round_up(sizeof(RequestSlotHead) + std::max(kInlineLeast, 8 * n), 64) - sizeof(RequestSlotHead);
-  request_slot_nbytes_ = sizeof(RequestSlotHead) + inline_nbytes_ + sizeof(Signature);
   size_t end = 0;
   const auto place = [&end](size_t nbytes) {
     const size_t begin = end;
@@ -41,7 +38,8 @@ ControlSegment::ControlSegment(int size, size_t capacity) : size_(size), capacit
   hashes_ = place(capacity * sizeof(uint64_t));
   names_ = place(capacity * sizeof(NameSlot));
   marks_ = place(request_slot_count() * sizeof(uint64_t));
-  request_slots_ = place(request_slot_count() * n * request_slot_nbytes_);
+  request_slots_ = place(request_slot_count() * n * kRequestSlotNbytes);
+  splits_ = place(size > kAlltoallRanksMost ? 0 : request_slot_count() * n * n * sizeof(uint64_t));
   entries_ = place(kLogEntries * sizeof(Entry));
   claims_ = place(kLogEntries * n * sizeof(ClaimLine));
   outboxes_ = place(n * outbox_nbytes());
@@ -87,7 +85,7 @@ bool ControlSegment::is_quick(const Signature& signature, bool is_named) const {
   if (signature.tensors > 1 || signature.place == Place::kDevice) return false;
   if (signature.kind == Kind::kBarrier) return true;
   if (signature.kind != Kind::kAllreduce && signature.kind != Kind::kBroadcast) return false;
-  return signature.nbytes <= (is_named ? inline_nbytes() : header().eager_nbytes.load());
+  return signature.nbytes <= (is_named ? kInlineNbytes : header().eager_nbytes.load());
 }
 
 Stage ControlSegment::stage(size_t chunk_nbytes) const {

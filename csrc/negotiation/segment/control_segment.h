@@ -2,8 +2,10 @@
 //
 //   identity | header | rank lines | causes | rank waits | wait lines | wait texts | rank scores | late text | stats |
 //   ranks elsewhere | link scores | rank statuses | facts | wait bells | engine bells | progress lines | name hashes |
-//   name slots | append marks | request slots | log entries | claim lines | outboxes | messages sent | eager buffers |
-//   staging slots | links
+//   name slots | append marks | request slots | splits | log entries | claim lines | outboxes | messages sent |
+//   eager buffers | staging slots | links
+//
+// The file is sparse: pages that nobody touches, such as those of links between ranks of other hosts, take no memory.
 //
 // A request slot holds what one rank has announced of one operation: {tag, digest, consumed, payload, signature}.
 // Unnamed operation c uses request slots [c mod 256]; generation g of named slot s uses request slots [256 + 2s + g mod
@@ -30,7 +32,7 @@
 namespace rr {
 
 inline constexpr size_t kUnnamedSlots = 256;
-inline constexpr size_t kInlineLeast = 104;  // bytes of payload in a request slot, more for large groups (8 per rank)
+inline constexpr size_t kInlineNbytes = 104;      // largest payload of a request slot
 inline constexpr size_t kEagerNbytes = 16 << 10;  // largest payload of an eager buffer
 inline constexpr size_t kEagerCount = 16;
 inline constexpr size_t kSlotLargest = 1 << 20;  // bytes reserved for a staging slot; the chunk knob uses part of it
@@ -38,6 +40,9 @@ inline constexpr size_t kSlotCount = 4;
 inline constexpr size_t kLogEntries = 64;
 inline constexpr size_t kEntryMembers = 256;
 inline constexpr size_t kNameNbytes = 244;
+inline constexpr size_t kCpusMost = 1024;
+// Of an alltoall, whose splits grow with the square of the ranks: 8 MB of each operation on the first of several hosts.
+inline constexpr int kAlltoallRanksMost = 1024;
 inline constexpr uint32_t kTuned = 1;
 inline constexpr uint64_t kRefused = uint64_t{1} << 63;  // in an append mark: the requests did not agree
 
@@ -79,10 +84,10 @@ struct RankCause {
 };
 
 struct RankFacts {
-  uint64_t cores[kMaxRanks / 64 * 4];  // affinity mask
-  int32_t pid;                         // as the rank itself sees it; 0 of ranks elsewhere
-  int32_t host;                        // by the leader, of all ranks
-  int32_t job_rank;                    // among the job's ranks, where those of a context are some of them
+  uint64_t cores[kCpusMost / 64];  // affinity mask
+  int32_t pid;                     // as the rank itself sees it; 0 of ranks elsewhere
+  int32_t host;                    // by the leader, of all ranks
+  int32_t job_rank;                // among the job's ranks, where those of a context are some of them
   int32_t unused;
   uint64_t plan_hash;  // TuningPlan's; 0 without a plan
   char hostname[64];
@@ -146,6 +151,8 @@ struct RequestSlotHead {
   std::atomic<uint64_t> digest;
   std::atomic<uint64_t> consumed;  // named: generation this rank has finished with (kept in the even request slot)
 };
+inline constexpr size_t kRequestSlotNbytes = sizeof(RequestSlotHead) + kInlineNbytes + sizeof(Signature);
+static_assert(kRequestSlotNbytes % 64 == 0, "no two ranks write to one cache line");
 
 struct NameSlot {
   uint64_t base;  // no rank may announce a generation <= base any more
@@ -195,7 +202,6 @@ class ControlSegment {
 
   int size() const { return size_; }
   size_t capacity() const { return capacity_; }
-  size_t inline_nbytes() const { return inline_nbytes_; }
   size_t request_slot_count() const { return kUnnamedSlots + 2 * capacity_; }
 
   SegmentIdentity& identity() const { return *at<SegmentIdentity>(0); }
@@ -252,14 +258,20 @@ class ControlSegment {
 
   std::byte* slot_address(size_t index, int rank) const {
     return base() + request_slots_ +
-           (index * static_cast<size_t>(size_) + static_cast<size_t>(rank)) * request_slot_nbytes_;
+           (index * static_cast<size_t>(size_) + static_cast<size_t>(rank)) * kRequestSlotNbytes;
   }
   RequestSlotHead& head(size_t index, int rank) const {
     return *reinterpret_cast<RequestSlotHead*>(slot_address(index, rank));
   }
   std::byte* payload(size_t index, int rank) const { return slot_address(index, rank) + sizeof(RequestSlotHead); }
   Signature& signature(size_t index, int rank) const {
-    return *reinterpret_cast<Signature*>(slot_address(index, rank) + sizeof(RequestSlotHead) + inline_nbytes_);
+    return *reinterpret_cast<Signature*>(slot_address(index, rank) + sizeof(RequestSlotHead) + kInlineNbytes);
+  }
+  // How many rows a rank sends to each rank, in the alltoall of a request slot. Of ranks elsewhere only what they send
+  // to this host is there, but for the first host. A group that is too large for an alltoall has none.
+  uint64_t* splits(size_t index, int rank) const {
+    const size_t n = static_cast<size_t>(size_);
+    return at<uint64_t>(splits_) + (index * n + static_cast<size_t>(rank)) * n;
   }
 
   // It stays mapped until the process ends.
@@ -280,11 +292,9 @@ class ControlSegment {
   Mapping mapping_;
   int size_;
   size_t capacity_;
-  size_t inline_nbytes_;
-  size_t request_slot_nbytes_;
   size_t header_, lines_, causes_, waits_, wait_lines_, wait_texts_, scores_, late_text_, stats_, elsewhere_,
       link_scores_, statuses_, facts_, wait_bells_, engine_bells_, progress_, hashes_, names_, marks_, request_slots_,
-      entries_, claims_, outboxes_, messages_, eager_, stage_, links_, total_;
+      splits_, entries_, claims_, outboxes_, messages_, eager_, stage_, links_, total_;
 };
 
 }  // namespace rr

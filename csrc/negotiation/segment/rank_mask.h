@@ -7,10 +7,12 @@
 
 namespace rr {
 
-inline constexpr int kMaxRanks = 256;
+inline constexpr int kMaxRanks = 4096;
 
 struct RankMask {
   uint64_t words[kMaxRanks / 64] = {};
+  // Of the words that a group of so many ranks uses.
+  static size_t nbytes_of(int size) { return (static_cast<size_t>(size) + 63) / 64 * sizeof(uint64_t); }
   bool test(int rank) const { return (words[rank / 64] >> (rank % 64) & 1) != 0; }
   void set(int rank) { words[rank / 64] |= uint64_t{1} << (rank % 64); }
   void clear(int rank) { words[rank / 64] &= ~(uint64_t{1} << (rank % 64)); }

@@ -60,7 +60,7 @@ struct WaitText {
   char text[248];
   RankMask missing;  // the world's ranks that have not announced the operation
 };
-static_assert(sizeof(WaitText) == 288);
+static_assert(sizeof(WaitText) == 768);
 
 // What is shown of a rank, in one piece: as its host's leader tells it to the first host's
 // (relay/status/shown_relay.h).

@@ -109,6 +109,13 @@ ROWS = (
         ("rank_news_test",),
     ),
     Mutation(
+        "columns-for-rows",
+        "csrc/negotiation/negotiation.cc",
+        "[(*one.columns)[i]]",
+        "[i]",
+        ("relay_bytes_test",),
+    ),
+    Mutation(
         "sent-and-shown",
         "csrc/relay/sequencer.cc",
         "      own_requests_.remove({entry.member[i].request_slot, entry.member[i].tag});\n",
