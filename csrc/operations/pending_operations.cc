@@ -37,7 +37,9 @@ const std::byte* data_of(const Resources& from, Ticket ticket, int rank, size_t 
 void reduce_requests(const Resources& from, Ticket ticket, const RankMask& participants, const Reduction& reduction,
                      const std::byte* src, std::byte* dst, size_t count) {
   const size_t nbytes = count * itemsize(reduction.dtype);
-  const void* srcs[kMaxRanks];
+  const void* few[64];  // 32 KB of stack for all ranks that there may be would not stay in the cache
+  std::vector<const void*> many(from.size() > 64 ? static_cast<size_t>(from.size()) : 0);
+  const void** const srcs = many.empty() ? few : many.data();
   size_t nsrc = 0;
   for (int r = 0; r < from.size(); ++r) {
     if (participants.test(r)) srcs[nsrc++] = r == from.rank ? src : data_of(from, ticket, r, nbytes);

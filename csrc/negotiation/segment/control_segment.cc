@@ -39,7 +39,6 @@ ControlSegment::ControlSegment(int size, size_t capacity) : size_(size), capacit
   names_ = place(capacity * sizeof(NameSlot));
   marks_ = place(request_slot_count() * sizeof(uint64_t));
   request_slots_ = place(request_slot_count() * n * kRequestSlotNbytes);
-  splits_ = place(size > kAlltoallRanksMost ? 0 : request_slot_count() * n * n * sizeof(uint64_t));
   entries_ = place(kLogEntries * sizeof(Entry));
   claims_ = place(kLogEntries * n * sizeof(ClaimLine));
   outboxes_ = place(n * outbox_nbytes());
@@ -47,6 +46,7 @@ ControlSegment::ControlSegment(int size, size_t capacity) : size_(size), capacit
   eager_ = place(n * kEagerCount * kEagerNbytes);
   stage_ = place(n * kSlotCount * kSlotLargest);
   links_ = place(kChannels * n * n * shm_link_nbytes(link_capacity()));
+  splits_ = place(size > kAlltoallRanksMost ? 0 : request_slot_count() * n * n * sizeof(uint64_t));
   total_ = end;
 }
 

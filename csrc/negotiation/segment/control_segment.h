@@ -2,8 +2,8 @@
 //
 //   identity | header | rank lines | causes | rank waits | wait lines | wait texts | rank scores | late text | stats |
 //   ranks elsewhere | link scores | rank statuses | facts | wait bells | engine bells | progress lines | name hashes |
-//   name slots | append marks | request slots | splits | log entries | claim lines | outboxes | messages sent |
-//   eager buffers | staging slots | links
+//   name slots | append marks | request slots | log entries | claim lines | outboxes | messages sent | eager buffers |
+//   staging slots | links | splits
 //
 // The file is sparse: pages that nobody touches, such as those of links between ranks of other hosts, take no memory.
 //
@@ -294,7 +294,7 @@ class ControlSegment {
   size_t capacity_;
   size_t header_, lines_, causes_, waits_, wait_lines_, wait_texts_, scores_, late_text_, stats_, elsewhere_,
       link_scores_, statuses_, facts_, wait_bells_, engine_bells_, progress_, hashes_, names_, marks_, request_slots_,
-      splits_, entries_, claims_, outboxes_, messages_, eager_, stage_, links_, total_;
+      entries_, claims_, outboxes_, messages_, eager_, stage_, links_, splits_, total_;
 };
 
 }  // namespace rr
