@@ -169,6 +169,7 @@ class FrameReader {
       std::memmove(bytes_.data(), bytes_.data() + done_, filled_ - done_);
       filled_ -= done_;
       for (size_t& looked : looked_) looked = std::max(looked, done_) - done_;
+      begin_ = std::max(begin_, done_) - done_;
       done_ = 0;
     }
     if (bytes_.size() < filled_ + kAtOnce) bytes_.resize(filled_ + kAtOnce);
@@ -211,18 +212,24 @@ class FrameReader {
   }
   bool empty() const { return done_ == filled_; }
   size_t nbytes_left() const { return filled_ - done_; }
-  // Whether the first of the frames that are left is not whole.
-  bool has_part() const {
-    FrameHead head;
-    if (nbytes_left() < sizeof head) return true;
-    std::memcpy(&head, bytes_.data() + done_, sizeof head);
-    return nbytes_left() < head.nbytes;
+  // Whether there is room for more: for kAhead bytes, and for the rest of the frame that begins last in them.
+  bool has_room() {
+    begin_ = std::max(begin_, done_);
+    while (begin_ - done_ < kAhead && filled_ - begin_ >= sizeof(FrameHead)) {
+      FrameHead head;
+      std::memcpy(&head, bytes_.data() + begin_, sizeof head);
+      if (head.nbytes < sizeof head || head.nbytes > kFrameNbytesMost) return false;  // parse() says so
+      if (head.nbytes > filled_ - begin_) return true;
+      begin_ += head.nbytes;
+    }
+    return begin_ - done_ < kAhead;
   }
 
  private:
   std::string sender_;
   std::vector<std::byte> bytes_;
   size_t done_ = 0;
+  size_t begin_ = 0;  // of the frame that has_room() looks at next
   size_t looked_[kPurposes] = {};
   size_t filled_ = 0;
 };

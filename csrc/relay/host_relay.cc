@@ -77,7 +77,9 @@ bool HostRelay::pass_on(bool everybody) {
   if (parts_.hosts.is_first()) parts_.sequencer.look_at_all();
   news_.collect();
   unless_lost([this] { parts_.links.move(); });
-  unless_lost([this] { receiver_.receive(); });
+  unless_lost([this] {
+    if (receiver_.receive()) parts_.negotiation.segment().ring_waiters();
+  });
   const bool is_all_told = parts_.are_notes_passed_on() || has_failed(parts_.control);
   return have_all_left(everybody) && is_all_told && is_all_sent();
 }

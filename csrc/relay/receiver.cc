@@ -12,8 +12,7 @@ bool Receiver::receive() {
   parts_.links.for_each([&](int host) {
     LeaderConnection& connection = parts_.links[host];
     size_t come = FrameReader::kAtOnce;
-    const auto has_room = [&] { return connection.in.nbytes_left() < kAhead || connection.in.has_part(); };
-    while (come == FrameReader::kAtOnce && has_room()) {  // fewer: there are no more
+    while (come == FrameReader::kAtOnce && connection.in.has_room()) {  // fewer: there are no more
       come = connection.in.fill([&](std::byte* bytes, size_t nbytes) { return connection.link->pull(bytes, nbytes); });
       moved |= come != 0;
     }

@@ -184,6 +184,50 @@ TEST_CASE("frames: one that is too long is not sent, and those around it are") {
   CHECK(out.nbytes_left() == 2 * (sizeof(FrameHead) + sizeof(uint32_t)) + 5 + 7);
 }
 
+TEST_CASE("frames: a reader takes in a whole frame that is longer than what may wait, and no more") {
+  FrameWriter out;
+  const auto say = [&](size_t nbytes) {
+    out.begin(FrameType::kNamed, 1);
+    out.put(std::string(nbytes, 'x'));
+    out.end();
+  };
+  say(100);  // which nobody takes
+  say(3 * kAhead);
+  for (int i = 0; i < 100; ++i) say(kAhead / 10);
+  FrameReader in;
+  const auto fill = [&] {
+    return in.fill([&](std::byte* bytes, size_t nbytes) {
+      size_t come = 0;
+      out.drain([&](const std::byte* from, size_t left) {
+        come = std::min(nbytes, left);
+        std::memcpy(bytes, from, come);
+        return come;
+      });
+      return come;
+    });
+  };
+  while (in.has_room() && fill() != 0) {
+  }
+  const size_t taken_in = in.nbytes_left();
+  CHECK(taken_in >= 3 * kAhead);
+  CHECK(taken_in <= 3 * kAhead + 200 + FrameReader::kAtOnce);
+  int seen = 0;
+  in.look_ahead(FrameReader::kForDecisions, [&](FrameParser& frame) {
+    frame.skip();
+    return ++seen != 0;
+  });
+  CHECK(seen == 2);
+  // Once they are taken there is room for a part of the others.
+  in.parse([&](FrameParser& frame) {
+    frame.skip();
+    return true;
+  });
+  while (in.has_room() && fill() != 0) {
+  }
+  CHECK(in.nbytes_left() >= kAhead);
+  CHECK(in.nbytes_left() <= kAhead + kAhead / 10 + FrameReader::kAtOnce + 100);
+}
+
 class LyingLink : public Link {
  public:
   LyingLink(std::unique_ptr<Link> honest, uint64_t truth, uint64_t lie)

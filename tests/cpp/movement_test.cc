@@ -224,5 +224,28 @@ TEST_CASE("a message that does not fit is refused on the receiving side only") {
   }));
 }
 
+// A host that has been shown the request of a late alltoall knows what all ranks send each other in it. What it hears
+// of the next one in the same request slot is what its own ranks receive.
+TEST_CASE("alltoall: what was said of one that was late is not taken for the next one's") {
+  const Environment environment{};
+  CHECK_NOTHROW(run_hosts({0, 0, 1, 1}, [](Rank& rank) {
+    const auto send = [&](size_t rows_of_rank_0) {
+      Request request = request_of(Kind::kAlltoall);
+      request.splits.assign(4, 0);
+      request.splits[1] = rank.rank == 0 ? rows_of_rank_0 : 1;
+      Ints mine = given(rank.rank, request.splits[1]);
+      request.srcs = {view(mine, DType::kInt32)};
+      const size_t received = output(*run(rank, request)).size();
+      expect(received == (rank.rank == 1 ? rows_of_rank_0 + 3 : 0), "received " + std::to_string(received) + " rows");
+    };
+    if (rank.rank == 2) {
+      wait_for([&] { return rank.world.control().head(0, 0).tag.load() == Ticket::unnamed(0).tag; });
+    }
+    send(100);
+    for (size_t i = 1; i < kUnnamedSlots; ++i) barrier(rank.world);
+    send(0);
+  }));
+}
+
 }  // namespace
 }  // namespace rr::test

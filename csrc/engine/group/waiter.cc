@@ -278,7 +278,7 @@ void Waiter::give_back_name(const Operation& operation) {
 
 void Waiter::wait_until(const std::function<bool()>& done, Interrupt interrupt, const std::function<void()>& tick) {
   parts_.context.wait_loop().wait_until(done, parts_.has_work, Deadline::never(), interrupt,
-                                        parts_.ranks_outnumber_cores, tick);
+                                        parts_.ranks_outnumber_cores, tick, WaitLoop::Rings::kNotAlways);
 }
 
 void Waiter::wait_for_window(GroupParts::Locked& submitted, bool eager, Operation& waiting, Interrupt interrupt) {

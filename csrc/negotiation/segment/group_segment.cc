@@ -12,7 +12,7 @@ uint64_t GroupSegment::largest_unnamed() const {
 
 void GroupSegment::ring_waiters() const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  for (int r = 0; r < control.size(); ++r) {
+  for (const int r : hosts.here()) {
     Bell& bell = *bells_.wait[static_cast<size_t>(r)];
     if (r != rank && bell.sleepers.load(std::memory_order_relaxed) != 0) wake_all(bell);
   }
@@ -20,13 +20,15 @@ void GroupSegment::ring_waiters() const {
 
 void GroupSegment::ring_all() const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  for (Bell* bell : bells_.wait) wake_all(*bell);
-  for (Bell* bell : bells_.engine) wake_all(*bell);
+  for (const int r : hosts.here()) {
+    wake_all(*bells_.wait[static_cast<size_t>(r)]);
+    wake_all(*bells_.engine[static_cast<size_t>(r)]);
+  }
 }
 
 void GroupSegment::ring_engines(const RankMask& mask) const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  for (int r = 0; r < control.size(); ++r) {
+  for (const int r : hosts.here()) {
     Bell& bell = *bells_.engine[static_cast<size_t>(r)];
     if (mask.test(r) && bell.sleepers.load(std::memory_order_relaxed) != 0) wake_all(bell);
   }

@@ -46,6 +46,7 @@ class GroupSegment {
     return fn();
   }
 
+  // Of this host.
   void ring_waiters() const;  // everybody but this rank
   void ring_all() const;      // waiters and engines, this rank's too
   void ring_engines(const RankMask& mask) const;

@@ -116,6 +116,13 @@ ROWS = (
         ("relay_bytes_test",),
     ),
     Mutation(
+        "splits-elsewhere",
+        "csrc/planner/resources.h",
+        "    if (!hosts.is_here(of_rank) && !hosts.is_here(to)) return 0;\n",
+        "",
+        ("movement_test::alltoall: what was said",),
+    ),
+    Mutation(
         "sent-and-shown",
         "csrc/relay/sequencer.cc",
         "      own_requests_.remove({entry.member[i].request_slot, entry.member[i].tag});\n",
