@@ -181,7 +181,7 @@ void finish(const std::vector<Call>& calls, const std::vector<OperationPtr>& ope
           std::string(name(operation.kind)) + ": the ranks sent " + in_words(operation.counts) +
           " rows, and the program was compiled for " +
           (received.has_value() ? in_words(*received) : std::to_string(calls[i].dsts[0].rows()) + " in all") +
-          "; shapes are fixed inside jit: give all ranks the same number of rows there, and to alltoall the "
+          "; shapes are fixed inside jit and grad: give all ranks the same number of rows there, and to alltoall the "
           "received_splits that belong to all ranks' splits");
     }
     // The transpose of a broadcast leaves zeros on the other ranks, whose input may have been in the same place.

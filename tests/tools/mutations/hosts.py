@@ -201,15 +201,15 @@ ROWS = (
     Mutation(
         "shown-and-decided",
         "csrc/relay/sequencer.cc",
-        "  own_requests_.remove(ticket);\n",
+        "  own_requests_.remove(one.ticket);\n",
         "",
         ("decision_frames_test",),
     ),
     Mutation(
         "splits-of-others",
         "csrc/relay/operation_frames.cc",
-        "for (const int to : receivers) splits[static_cast<size_t>(to)] = frame.take<uint64_t>();",
-        "for (const int to : receivers) splits[static_cast<size_t>(to)] = 0 * frame.take<uint64_t>();",
+        "splits.push_back(frame.take<uint64_t>());",
+        "splits.push_back(0 * frame.take<uint64_t>());",
         ("stress_hosts_test", "hosts_test"),
         limit_s=60,
     ),
