@@ -67,12 +67,6 @@ struct Resources {
   const Signature& announced(const Operation& operation, int of_rank) const {
     return control.signature(operation.ticket.request_slot, of_rank);
   }
-  // How many rows one rank has said that it sends to another one in an alltoall. 0 between ranks elsewhere: this host
-  // need not know.
-  uint64_t split(const Operation& operation, int of_rank, int to) const {
-    if (!hosts.is_here(of_rank) && !hosts.is_here(to)) return 0;
-    return control.splits(operation.ticket.request_slot, of_rank)[to];
-  }
 };
 
 }  // namespace rr

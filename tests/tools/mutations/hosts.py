@@ -117,8 +117,8 @@ ROWS = (
     ),
     Mutation(
         "splits-elsewhere",
-        "csrc/planner/resources.h",
-        "    if (!hosts.is_here(of_rank) && !hosts.is_here(to)) return 0;\n",
+        "csrc/planner/exchange_plan.cc",
+        "  if (!from.hosts.is_here(of_rank) && !from.hosts.is_here(to)) return 0;\n",
         "",
         ("movement_test::alltoall: what was said",),
     ),
