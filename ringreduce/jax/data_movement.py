@@ -54,8 +54,8 @@ def broadcast(
 def broadcast_all(tensors: Sequence[Any], root_rank: int, name: str | None, process_set: ProcessSet) -> list[jax.Array]:
     """broadcast() of several arrays by one call of a handler."""
     set_id = members(process_set, "broadcast")
-    process_set.position(root_rank, "broadcast")  # raises where it is no member
-    operands = [array(tensor, "broadcast") for tensor in tensors]
+    root = process_set.position(root_rank, "broadcast")  # raises where it is no member
+    operands = [array(tensor, "broadcast", process_set.group.rank == root) for tensor in tensors]
     return bind(Call("broadcast", set_id, name, root=int(root_rank), in_place=True), *operands) if operands else []
 
 

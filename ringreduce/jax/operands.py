@@ -17,14 +17,17 @@ from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet
 
 
-def array(value: Any, kind: str) -> jax.Array:
+def array(value: Any, kind: str, content_matters: bool = True) -> jax.Array:
     """The operand as a JAX array, or the traced value itself.
+
+    Args:
+        content_matters: False for what only the shape and the dtype are used of.
 
     Raises:
         InvalidArgumentError: the dtype is another one, or JAX, set to 32 bits, would drop bits of NumPy's integers.
     """
     operand = jnp.asarray(value)
-    is_narrower = isinstance(value, np.ndarray | np.generic) and value.dtype != operand.dtype
+    is_narrower = content_matters and isinstance(value, np.ndarray | np.generic) and value.dtype != operand.dtype
     if is_narrower and np.issubdtype(value.dtype, np.integer) and (value.astype(operand.dtype) != value).any():
         raise InvalidArgumentError(
             f"{kind}: numbers of {value.dtype} do not fit into the {operand.dtype} that JAX makes of them: set "

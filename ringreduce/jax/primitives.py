@@ -66,10 +66,29 @@ def _at_once(*operands: Any, call: Call) -> list[Any]:
         return list(jax.block_until_ready(_compiled(replace(call, in_place=False))(*operands)))
 
 
-@functools.lru_cache(maxsize=256)
 def _compiled(call: Call) -> Any:
-    """Programs hold about 1 MiB each: a script that calls each operation by a name of its own drops the oldest ones."""
+    """The program of a call. Programs hold about 1 MiB each: those of names that are used once drop each other, and
+    none of those that are used again."""
+    uses = _uses(call)
+    if uses:
+        return _used_again(call)
+    uses.append(call)
+    return _used_once(call)
+
+
+@functools.lru_cache(maxsize=256)
+def _used_once(call: Call) -> Any:
     return jax.jit(lambda *operands: bind(call, *operands))
+
+
+@functools.lru_cache(maxsize=2048)
+def _used_again(call: Call) -> Any:
+    return _used_once(call)
+
+
+@functools.lru_cache(maxsize=8192)
+def _uses(call: Call) -> list[Call]:
+    return []
 
 
 def _primitive(kind: str) -> Primitive:

@@ -118,7 +118,8 @@ def name_across_hosts(source: str, job: str | None, environ: Environ = os.enviro
 
 
 _JOB_ACROSS_HOSTS = {
-    "torchrun": ("TORCHELASTIC_RUN_ID",),  # not the number of restarts: an agent counts those that its own ranks cause
+    # Not the number of restarts: an agent counts those that its own ranks cause. Without an id that is "none".
+    "torchrun": ("TORCHELASTIC_RUN_ID", "MASTER_PORT"),
     "slurm": ("SLURM_JOB_ID", "SLURM_STEP_ID"),
     "openmpi": ("PMIX_NAMESPACE",),
     "pmix": ("PMIX_NAMESPACE",),

@@ -140,7 +140,7 @@ def _is_in_shards(optimizer: torch.optim.Optimizer, root_rank: int, process_set:
     shards = getattr(optimizer, "state_of_shards", None)
     if shards is None:
         return False
-    mine = any(shards.values()) and not optimizer.whole()  # type: ignore[attr-defined]
+    mine = any(shards.values()) and not optimizer.unsharded_buckets()  # type: ignore[attr-defined]
     ranks = allgather_json(process_set.group, "broadcast_optimizer_state", mine)
     is_in_shards: bool = ranks[process_set.position(root_rank, "broadcast")]
     if is_in_shards and not all(ranks):

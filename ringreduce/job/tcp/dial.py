@@ -55,8 +55,10 @@ def first_connected(
                     selector.register(connection, selectors.EVENT_WRITE)
                     continue
                 if now_s >= until_s:
-                    late = builtins.TimeoutError("timed out")
-                    failures += [(tried[_socket(key)][4][0], late) for key in selector.get_map().values()]
+                    failures += [
+                        (tried[_socket(key)][4][0], builtins.TimeoutError("timed out"))
+                        for key in selector.get_map().values()
+                    ]
                     break
                 for key, _ in selector.select(min(until_s, next_s if left else until_s) - now_s):
                     connection = _socket(key)

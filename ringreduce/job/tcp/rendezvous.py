@@ -21,6 +21,7 @@ from __future__ import annotations
 import builtins
 import errno
 import json
+import math
 import os
 import socket
 import stat
@@ -60,6 +61,8 @@ TURNED_AWAY_S = 0.02
 """How long a caller waits before it comes again to rank 0, which had no room for it."""
 STALE_S = 5.0
 """How long a rank that is told where an earlier rank 0 has listened gives the present one to tell something else."""
+LATE_S = 3.0
+"""How long rank 0 goes on telling late ranks why a meeting has failed."""
 COME_AGAIN = {"come again": True}
 """An answer: rank 0 still tells others why an earlier init() has failed, and is not at this one yet."""
 LAST_ANSWER_S = 2.0
@@ -290,7 +293,7 @@ def _call(meeting: TcpMeeting, mine: dict[str, Any], deadline: Deadline) -> tupl
         "its own error says why"
     )
     known: Any = None  # where rank 0 has been found
-    is_early = False
+    early_until_s = -math.inf  # so long rank 0 may still be at an earlier init(), whose end is no loss
     while True:
         connected, at = _connect(meeting, deadline, lost, known)
         with connected as connection, ExitStack() as undo:
@@ -300,13 +303,13 @@ def _call(meeting: TcpMeeting, mine: dict[str, Any], deadline: Deadline) -> tupl
             try:
                 answer = _ask(meeting, connection, own_record(meeting, mine, listener, str(problem or "")), deadline)
                 if answer == COME_AGAIN:
-                    is_early, known = True, None
+                    early_until_s, known = time.monotonic() + LATE_S, None
                     raise _NotHeardError
             except _NotHeardError:
                 # Rank 0 had no room for one more that has proven nothing, or has gone; then nobody will listen there.
                 deadline.check()
                 if deadline.expired():
-                    raise lost if known else _not_heard(meeting, deadline, is_early) from None
+                    raise lost if known else _not_heard(meeting, deadline) from None
                 time.sleep(TURNED_AWAY_S)
                 continue
             except (ConnectionError, EOFError):
@@ -314,7 +317,7 @@ def _call(meeting: TcpMeeting, mine: dict[str, Any], deadline: Deadline) -> tupl
                 deadline.check()
                 if deadline.expired():
                     raise lost from None
-                known = None if is_early else at  # rank 0 may have gone on to this init()
+                known = None if time.monotonic() < early_until_s else at
                 time.sleep(TURNED_AWAY_S)
                 continue
             if listener is None:
@@ -330,12 +333,7 @@ class _NotHeardError(Exception):
     """The connection has ended before rank 0 has said that it has room for this rank, or rank 0 is not there yet."""
 
 
-def _not_heard(meeting: TcpMeeting, deadline: Deadline, is_early: bool) -> TimeoutError:
-    if is_early:
-        what = f"rank 0 at {meeting.where()} has not ended an earlier init()"
-        return TimeoutError(
-            f"{meeting.me()}: {what} within {deadline.timeout_s:g} s: other ranks have not come to that"
-        )
+def _not_heard(meeting: TcpMeeting, deadline: Deadline) -> TimeoutError:
     return TimeoutError(
         f"{meeting.me()}: what listens at {meeting.where()} has taken connections for {deadline.timeout_s:g} s, and "
         "ended each without an answer: is it another program, or does it only pass connections on to rank 0 (a proxy, "
@@ -397,8 +395,8 @@ def _ask(meeting: TcpMeeting, connection: socket.socket, record: dict[str, Any],
         if not same_mac(proof, mac(meeting.secret, b"server", hello, nonce)):
             deadline.check_for(STALE_S)
             raise MismatchError(
-                f"{meeting.me()}: what listens at {meeting.where()} does not know this job's secret: the secret file "
-                "has to be the same on all hosts, and the address another one than that of a job that runs at the time"
+                f"{meeting.me()}: what listens at {meeting.where()} does not know this job's secret: the secret "
+                "files differ, or another job listens at this address"
             )
         key = session_key(meeting.secret, hello, challenge)
         connection.sendall(

@@ -35,6 +35,7 @@ from ringreduce.job.tcp.rendezvous import (
     CHALLENGE_NBYTES,
     COME_AGAIN,
     HELLO_NBYTES,
+    LATE_S,
     LENGTH,
     MAC_NBYTES,
     MAGIC,
@@ -64,8 +65,6 @@ TELL_SHARE = 0.2
 BUSY_PORT_S = 2.0
 """How long an earlier job may take to give the port back."""
 TURN_S = 0.5
-LATE_S = 3.0
-"""How long rank 0 goes on to answer after an error, where ranks have not come yet."""
 TURNED_AWAY = {
     "unproven": "did not know the job's secret, or {are} another job's",
     "late": f"did not prove within {UNPROVEN_S:g} s to know the job's secret, as ranks that are stopped",
@@ -93,6 +92,7 @@ class Caller:
         "init_count",
         "is_proven",
         "is_told",
+        "rank",
         "record",
     )
 
@@ -103,7 +103,8 @@ class Caller:
         self.challenge = b""
         self.is_proven = False
         self.is_told = False
-        self.init_count: int | None = None  # once its record is there, whatever else is in that
+        self.init_count: int | None = None  # this and the next once its record is there, whatever else is in that
+        self.rank: Any = None
         self.record: dict[str, Any] | None = None
         self.began_s = time.monotonic()
 
@@ -209,7 +210,8 @@ class _Server:
             with contextlib.suppress(Error, OSError):  # a second error is not what the ranks are told
                 self._turn(late, {})
             come = [caller for caller in self._callers.values() if caller.init_count is not None and not caller.is_told]
-            ahead = [caller for caller in come if (caller.init_count or 0) > self._meeting.init_count]
+            heard = [caller.rank for caller in self._callers.values() if caller.is_told]
+            ahead = [one for one in come if (one.init_count or 0) > self._meeting.init_count and one.rank in heard]
             self._send(COME_AGAIN, ahead)
             for caller in ahead:
                 self._close(caller)
@@ -375,6 +377,7 @@ class _Server:
         record = unsealed(key, b"record", body, seal)
         count = record.get("init_count") if isinstance(record, dict) else None
         caller.init_count = count if isinstance(count, int) else 0
+        caller.rank = record.get("rank") if isinstance(record, dict) else None
         problem = self._disagreement(record, records)
         if problem is not None:
             raise MismatchError(f"{self._meeting.me()}: {problem}")

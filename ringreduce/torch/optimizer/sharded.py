@@ -259,7 +259,7 @@ class ShardedMixin(DistributedMixin):
         """What this rank keeps of the state since its last step(); for broadcast_optimizer_state()."""
         return self._inner.state
 
-    def whole(self) -> list[ShardedBucket]:
+    def unsharded_buckets(self) -> list[ShardedBucket]:
         """The buckets of whose parameters a state was loaded or broadcast since the last step()."""
         if not self.state:
             return []
@@ -267,7 +267,7 @@ class ShardedMixin(DistributedMixin):
 
     def _shard_state(self) -> None:
         """Takes this rank's share of a state that was loaded or broadcast, and lets go of it; not of the frozen's."""
-        taken = [(bucket, to_pieces(bucket, to_shard(bucket, self.state))) for bucket in self.whole()]
+        taken = [(bucket, to_pieces(bucket, to_shard(bucket, self.state))) for bucket in self.unsharded_buckets()]
         for bucket, states in taken:
             self._inner.state.update(zip(bucket.pieces, states, strict=True))
             for slot in bucket.slots:
@@ -275,7 +275,7 @@ class ShardedMixin(DistributedMixin):
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state, in the plain optimizer's format. Collective, unless it was loaded since the last step()."""
-        if self.whole():
+        if self.unsharded_buckets():
             return super().state_dict()
         full = self._gathered_state()
         parameters = (p for group in self.param_groups for p in group["params"])

@@ -143,6 +143,25 @@ def test_a_rank_that_calls_init_again_before_the_others_have_failed(monkeypatch:
         assert list(pool.map(come, range(3))) == [0, 1, 2]
 
 
+def test_ranks_that_are_ahead_of_rank_0_are_told_so_however_late_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 has called init() once, the others twice; rank 2 comes once rank 1 has been told so."""
+    gate = gate_at(0)
+    port = gate.getsockname()[1]
+    is_told = threading.Event()
+
+    def come(rank: int) -> None:
+        if rank == 2:
+            assert is_told.wait(HANG_S)
+        meeting = TcpMeeting("127.0.0.1", port, SECRET, rank, 3, 2 if rank else 1)
+        with pytest.raises(MismatchError, match=r"rank 1 on .* is at its init\(\) number 2, rank 0 at number 1"):
+            meet(meeting, Deadline(HANG_S), None if rank else gate)
+        is_told.set()
+
+    monkeypatch.setattr(tcp_rendezvous_server, "LATE_S", HANG_S)
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(come, range(3)))
+
+
 class Held:
     """What a caller has in a variable."""
 
@@ -159,8 +178,8 @@ def garbage_uncollected() -> Iterator[None]:
 
 def dials(found: Sequence[tuple[Any, ...]]) -> weakref.ref[Held]:
     held = Held()
-    with contextlib.suppress(ConnectionRefusedError):
-        first_connected(found, HANG_S, lambda _: None)[0].close()
+    with contextlib.suppress(ConnectionRefusedError, builtins.TimeoutError):
+        first_connected(found, 0.5, lambda _: None)[0].close()
     return weakref.ref(held)
 
 
@@ -170,14 +189,17 @@ def listens() -> weakref.ref[Held]:
     return weakref.ref(held)
 
 
-def test_attempts_in_vain_keep_nothing_of_their_callers_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempts_in_vain_keep_nothing_of_their_callers_alive(
+    monkeypatch: pytest.MonkeyPatch, silent_address: tuple[str, int]
+) -> None:
     """Such as a job's connections, which live in a variable of init()."""
     stream = socket.SOCK_STREAM, 0, ""
     refused = (socket.AF_INET, *stream, ("127.0.0.1", free_port()))
     impossible = (socket.AF_X25, *stream, ("", 0))
+    silent = (socket.AF_INET, *stream, silent_address)
     with gate_at(0) as gate, garbage_uncollected():
         right = (socket.AF_INET, *stream, gate.getsockname())
-        for found in ([refused], [refused, right], [impossible, right]):
+        for found in ([refused], [refused, right], [impossible, right], [silent]):
             assert dials(found)() is None
         elsewhere = (socket.AF_INET, *stream, ("192.0.2.1", 0))
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [elsewhere, (*right[:-1], ("127.0.0.1", 0))])

@@ -266,6 +266,46 @@ def test_names_that_are_used_once_keep_no_memory() -> None:
     assert run_ranks(many_names, 1, env=ENV)[0] < 290
 
 
+def names_in_turn() -> list[int]:
+    import jax
+    import jax.numpy as jnp
+
+    import ringreduce.jax as hvd
+
+    compiled: list[str] = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, _, **__: compiled.append(event) if event.endswith("backend_compile_duration") else None
+    )
+    counts = []
+    with hvd.init():
+        x = jnp.arange(3.0)
+        for _ in range(3):
+            compiled.clear()
+            for number in range(260):
+                assert hvd.allreduce(x, name=f"gradient {number}").tolist() == [0, 1, 2]
+            counts.append(len(compiled))
+    return counts
+
+
+def test_names_that_are_used_again_are_not_compiled_again_and_again() -> None:
+    """However many there are: those that were used longest ago are those that come next."""
+    first, _, third = run_ranks(names_in_turn, 1, env=ENV)[0]
+    assert (first >= 260, third) == (True, 0)
+
+
+def unset_elsewhere() -> int:
+    import numpy as np
+
+    import ringreduce.jax as hvd
+
+    with hvd.init() as world:
+        return int(hvd.broadcast(np.int64(2**40 if world.rank else 7)))
+
+
+def test_what_does_not_fit_into_32_bits_matters_on_the_root_only() -> None:
+    assert run_ranks(unset_elsewhere, 2, env=ENV) == [7, 7]
+
+
 def more_rows_than_32_bits_count() -> None:
     """Rows without elements cost nothing, so there can be 2^34 of them."""
     import jax

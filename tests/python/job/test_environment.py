@@ -201,8 +201,9 @@ def test_several_hosts_are_refused_in_words(source: str, environ: dict[str, str]
         (SRUN_PMI2, "PMI_JOBID"),
         (SLURM, "SLURM_STEP_ID"),
         (TORCHRUN, "TORCHELASTIC_RUN_ID"),
+        (TORCHRUN, "MASTER_PORT"),
     ],
-    ids=["openmpi", "srun --mpi=pmix", "srun --mpi=pmi2", "srun", "torchrun"],
+    ids=["openmpi", "srun --mpi=pmix", "srun --mpi=pmi2", "srun", "torchrun", "torchrun without an id"],
 )
 def test_jobs_of_one_launcher_have_other_names_on_all_hosts(environ: dict[str, str], name: str) -> None:
     """Ranks of two jobs with one address and one secret file would meet: the sums would be of both."""
