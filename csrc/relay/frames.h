@@ -182,8 +182,7 @@ class FrameReader {
   bool parse(Use use) {
     bool used = false;
     while (filled_ - done_ >= sizeof(FrameHead)) {
-      FrameHead head;
-      std::memcpy(&head, bytes_.data() + done_, sizeof head);
+      const FrameHead head = head_at(done_);
       FrameParser parser(head, bytes_.data() + done_ + sizeof head, sender_);
       parser.expect(head.nbytes >= sizeof head, "has no length");
       parser.expect(head.nbytes <= kFrameNbytesMost, "is too long");
@@ -202,8 +201,7 @@ class FrameReader {
     size_t& looked = looked_[purpose];
     looked = std::max(looked, done_);
     while (filled_ - looked >= sizeof(FrameHead)) {
-      FrameHead head;
-      std::memcpy(&head, bytes_.data() + looked, sizeof head);
+      const FrameHead head = head_at(looked);
       if (head.nbytes < sizeof head || head.nbytes > filled_ - looked) return;
       FrameParser parser(head, bytes_.data() + looked + sizeof head, sender_);
       if (!look(parser)) return;
@@ -216,8 +214,7 @@ class FrameReader {
   bool has_room() {
     begin_ = std::max(begin_, done_);
     while (begin_ - done_ < kAhead && filled_ - begin_ >= sizeof(FrameHead)) {
-      FrameHead head;
-      std::memcpy(&head, bytes_.data() + begin_, sizeof head);
+      const FrameHead head = head_at(begin_);
       if (head.nbytes < sizeof head || head.nbytes > kFrameNbytesMost) return false;  // parse() says so
       if (head.nbytes > filled_ - begin_) return true;
       begin_ += head.nbytes;
@@ -226,6 +223,12 @@ class FrameReader {
   }
 
  private:
+  FrameHead head_at(size_t at) const {
+    FrameHead head;
+    std::memcpy(&head, bytes_.data() + at, sizeof head);
+    return head;
+  }
+
   std::string sender_;
   std::vector<std::byte> bytes_;
   size_t done_ = 0;

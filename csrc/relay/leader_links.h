@@ -51,8 +51,13 @@ class LeaderLinks {
   }
   template <class Fill>
   void send(FrameType type, int rank, Fill fill) {
+    send_each(type, rank, [&](FrameWriter& out, int /*host*/) { fill(out); });
+  }
+  // Other fields to each host: fill(writer, host).
+  template <class Fill>
+  void send_each(FrameType type, int rank, Fill fill) {
     for (int host = 0; host < count(); ++host) {
-      if (!is_here(host)) send_to(host, type, rank, fill);
+      if (!is_here(host)) send_to(host, type, rank, [&](FrameWriter& out) { fill(out, host); });
     }
   }
 

@@ -73,17 +73,14 @@ void RankNews::send_attendance(int rank) {
   const uint64_t cursor = parts_.control.line(rank).cursor.load(std::memory_order_acquire);
   sent_[static_cast<size_t>(rank)].attendance = attendance;
   parts_.links.tell_decisions(parts_.hosts.leader_here());
-  for (int host = 0; host < parts_.links.count(); ++host) {
-    if (parts_.links.is_here(host)) continue;
-    parts_.links.send_to(host, FrameType::kLeft, rank, [&](FrameWriter& out) {
-      out.put(cursor == kFinished ? kFinished : uint64_t{0});
-      out.put(attendance);
-      for (const int r : parts_.hosts.members[static_cast<size_t>(host)]) {
-        out.put(parts_.control.messages_sent(rank, r).load());
-      }
-      out.put(std::string(has_left(attendance) ? parts_.control.cause(rank).text : ""));
-    });
-  }
+  parts_.links.send_each(FrameType::kLeft, rank, [&](FrameWriter& out, int host) {
+    out.put(cursor == kFinished ? kFinished : uint64_t{0});
+    out.put(attendance);
+    for (const int r : parts_.hosts.members[static_cast<size_t>(host)]) {
+      out.put(parts_.control.messages_sent(rank, r).load());
+    }
+    out.put(std::string(has_left(attendance) ? parts_.control.cause(rank).text : ""));
+  });
 }
 
 bool RankNews::collect_notes(uint64_t end) {

@@ -22,8 +22,7 @@ void Sequencer::look_at_all() {
 }
 
 bool Sequencer::is_over(Undecided& one) {
-  if (!negotiation_.requests().is_decided(one.ticket) && is_anybody_missing(one)) return false;
-  if (!decide(one.ticket)) return false;
+  if (!decide(one)) return false;
   own_requests_.remove(one.ticket);
   return true;
 }
@@ -39,8 +38,11 @@ bool Sequencer::is_anybody_missing(Undecided& one) const {
 }
 
 // False: it is to be looked at again.
-bool Sequencer::decide(Ticket ticket) {
-  if (negotiation_.requests().is_decided(ticket) || negotiation_.requests().is_overwritten(ticket)) return true;
+bool Sequencer::decide(Undecided& one) {
+  const Ticket ticket = one.ticket;
+  if (negotiation_.requests().is_decided(ticket)) return true;
+  if (is_anybody_missing(one)) return false;
+  if (negotiation_.requests().is_overwritten(ticket)) return true;
   RankMask participants;
   if (!negotiation_.requests().complete(ticket, &participants)) return false;
   const std::vector<int> logged = negotiation_.requests().logged_of(ticket, participants);

@@ -41,7 +41,7 @@ class Sequencer {
   };
   bool is_over(Undecided& one);
   bool is_anybody_missing(Undecided& one) const;
-  bool decide(Ticket ticket);
+  bool decide(Undecided& one);
   template <class Fill>
   void send_decision(FrameType type, const RankMask& participants, Fill fill);
   void send_entry(const Entry& entry);

@@ -23,8 +23,6 @@ void check_allreduces(GpuRank& rank) {
   }
 }
 
-using Ints = std::vector<int32_t>;
-
 int32_t element(int rank, size_t i) {
   return static_cast<int32_t>(static_cast<size_t>(rank) * 100003 + i % 99991 * 7 + 1);
 }

@@ -1,20 +1,11 @@
 // A job of many hosts, from its start to its end: what no test of a few hosts shows.
 #include <algorithm>
-#include <cstring>
 
 #include "doctest/doctest.h"
 #include "loopback_links.h"
 
 namespace rr::test {
 namespace {
-
-using Ints = std::vector<int32_t>;
-
-Ints output(const Operation& operation) {
-  Ints values(operation.output_nbytes / sizeof(int32_t));
-  std::memcpy(values.data(), operation.output.get(), operation.output_nbytes);
-  return values;
-}
 
 TEST_CASE("many hosts: ranks start, sum, gather, exchange and leave") {
   const Environment environment{{"RINGREDUCE_TIMEOUT", "120"}};
@@ -36,14 +27,14 @@ TEST_CASE("many hosts: ranks start, sum, gather, exchange and leave") {
     Ints all;
     for (int r = 0; r < rank.size; ++r) all.insert(all.end(), static_cast<size_t>(r % 3 + 1), r);
     const OperationPtr gathered = run(rank, gather);
-    expect(output(*gathered) == all, "what all ranks have");
+    expect(output_ints(*gathered) == all, "what all ranks have");
     Ints rows(static_cast<size_t>(rank.size));
     for (int to = 0; to < rank.size; ++to) rows[static_cast<size_t>(to)] = 1000 * rank.rank + to;
     Request exchange = request_of(Kind::kAlltoall);
     exchange.srcs = {view(rows, DType::kInt32)};
     Ints received;
     for (int from = 0; from < rank.size; ++from) received.push_back(1000 * from + rank.rank);
-    expect(output(*run(rank, exchange)) == received, "a row from each rank");
+    expect(output_ints(*run(rank, exchange)) == received, "a row from each rank");
     barrier(rank.world);
   };
   CHECK_NOTHROW(run_hosts(host_of, body, 64, 1024));

@@ -1,13 +1,9 @@
 // Everything but all-reduce, on ranks that are threads: results computed apart from the code under test.
-#include <cstring>
-
 #include "doctest/doctest.h"
 #include "loopback_links.h"
 
 namespace rr::test {
 namespace {
-
-using Ints = std::vector<int32_t>;
 
 // Element i of what rank r gives.
 int32_t element(int rank, size_t i) {
@@ -17,12 +13,6 @@ int32_t element(int rank, size_t i) {
 Ints given(int rank, size_t count) {
   Ints values(count);
   for (size_t i = 0; i < count; ++i) values[i] = element(rank, i);
-  return values;
-}
-
-Ints output(const Operation& operation) {
-  Ints values(operation.output_nbytes / sizeof(int32_t));
-  if (!values.empty()) std::memcpy(values.data(), operation.output.get(), operation.output_nbytes);
   return values;
 }
 
@@ -49,7 +39,7 @@ void check_gathers(Rank& rank, size_t count, int root) {
     request.srcs = {view(mine, DType::kInt32, {mine.size() / 2, 2})};
     const OperationPtr operation = run(rank, request);
     const bool receives = kind == Kind::kAllgather || rank.rank == root;
-    expect(output(*operation) == (receives ? wanted : Ints()),
+    expect(output_ints(*operation) == (receives ? wanted : Ints()),
            std::string(name(kind)) + " of " + std::to_string(count));
     for (size_t r = 0; receives && r < operation->counts.size(); ++r) {
       expect(operation->counts[r] == rows_of(static_cast<int>(r), count), "first dimensions");
@@ -89,7 +79,7 @@ void check_alltoall(Rank& rank, size_t count) {
     for (size_t i = 0; i < split(from, rank.rank, count); ++i) wanted.push_back(element(from, begin + i));
   }
   const OperationPtr operation = run(rank, request);
-  expect(output(*operation) == wanted, "alltoall of " + std::to_string(count));
+  expect(output_ints(*operation) == wanted, "alltoall of " + std::to_string(count));
 }
 
 int32_t sum_at(int size, size_t i) {
@@ -235,7 +225,7 @@ TEST_CASE("alltoall: what was said of one that was late is not taken for the nex
       request.splits[1] = rank.rank == 0 ? rows_of_rank_0 : 1;
       Ints mine = given(rank.rank, request.splits[1]);
       request.srcs = {view(mine, DType::kInt32)};
-      const size_t received = output(*run(rank, request)).size();
+      const size_t received = output_ints(*run(rank, request)).size();
       expect(received == (rank.rank == 1 ? rows_of_rank_0 + 3 : 0), "received " + std::to_string(received) + " rows");
     };
     if (rank.rank == 2) {

@@ -1,6 +1,7 @@
 #include "ranks.h"
 
 #include <atomic>
+#include <cstring>
 
 #include "sanitizer.h"
 
@@ -63,6 +64,12 @@ OperationPtr run(Rank& rank, const Request& request) {
   const OperationPtr operation = rank.world.submit(request, nullptr);
   rank.world.wait(*operation, -1, nullptr);
   return operation;
+}
+
+Ints output_ints(const Operation& operation) {
+  Ints values(operation.output_nbytes / sizeof(int32_t));
+  if (!values.empty()) std::memcpy(values.data(), operation.output.get(), operation.output_nbytes);
+  return values;
 }
 
 Sum make_sum(const Group& group, size_t count, int base) {

@@ -77,10 +77,13 @@ TensorView view(std::vector<T>& values, DType dtype, std::vector<uint64_t> dims 
 }
 
 using Floats = std::vector<float>;
+using Ints = std::vector<int32_t>;
 
 Request request_of(Kind kind, int root = -1);
 // To its end.
 OperationPtr run(Rank& rank, const Request& request);
+// What an operation on int32 that allocates its output has given.
+Ints output_ints(const Operation& operation);
 
 // Of a control segment that has its own: a world's.
 inline Bells bells_in(const ControlSegment& control) {
