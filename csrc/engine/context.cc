@@ -15,10 +15,13 @@ namespace {
 constexpr double kFinishS = 5;  // shutdown() waits so long for operations on the GPU that streams wait for
 
 // Every member writes the same values, so it does not matter who is first.
-void copy_tuning(const ControlSegment& from, const ControlSegment& to) {
+void copy_tuning(const Group& world, const Group& group) {
+  const ControlSegment& from = world.control();
+  const ControlSegment& to = group.control();
   to.header().chunk_nbytes = from.header().chunk_nbytes.load();
   to.header().device_chunk_nbytes = from.header().device_chunk_nbytes.load();
-  to.header().eager_nbytes = from.header().eager_nbytes.load();
+  to.header().eager_nbytes =
+      world.hosts().several() ? usual_eager_nbytes(group.hosts()) : from.header().eager_nbytes.load();
   to.header().tuned.store(kTuned, std::memory_order_release);
 }
 
@@ -112,7 +115,7 @@ std::shared_ptr<Group> Context::add_group(int fd, const std::vector<int>& ranks,
   auto group = std::make_shared<Group>(*this, fd, ranks, id);
   monitor_leaders(*group);
   group->await_attendance(timeout_s(), interrupt);
-  copy_tuning(world().control(), group->control());
+  copy_tuning(world(), *group);
   groups_.add(group);
   return group;
 }

@@ -191,6 +191,7 @@ void tune(Context& context) {
   const bool alone = !world.hosts().several();
   if (world.hosts().leader_here() == world.rank()) {
     TunedSizes tuning;
+    tuning.eager_nbytes = usual_eager_nbytes(world.hosts());
     // Ranks that share cores time the scheduler, not the machine; a forced algorithm is not what auto would run.
     const bool can_measure =
         alone && world.size() > 1 && !world.ranks_outnumber_cores() && context.settings().algorithm == "auto";

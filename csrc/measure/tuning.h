@@ -16,7 +16,7 @@ class Group;
 
 struct TunedSizes {
   size_t chunk_nbytes = 256 << 10;  // half of an L2 cache of 512 KiB, with both ranks' parts
-  size_t eager_nbytes = 8 << 10;
+  size_t eager_nbytes = kEagerUsual;
 };
 
 // For Context's constructor. Collective over the world. Throws MismatchError where ranks of this host have other plans.

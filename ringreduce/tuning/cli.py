@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -73,6 +73,8 @@ def run(output: str | None) -> int:
         begin = time.monotonic()
         budget_s = HOST_S * len(ranks)
         timer, sizes, choices = Timer(cores), Sizes(), []
+        if len(ranks) > 1:  # where the eager limit is a function of the hosts
+            sizes = replace(sizes, eager_nbytes=ringreduce.global_process_set.group.sizes()[1])
         several = within_hosts(hosts) if len(ranks) > 1 and max(ranks) > 1 else nullcontext(None)
         with several as within:
             parts = costs.measured(timer, cores, within)

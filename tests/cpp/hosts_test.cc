@@ -2,6 +2,7 @@
 // are.
 #include "negotiation/segment/hosts.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -25,6 +26,46 @@ TEST_CASE("hosts are numbered by their lowest rank") {
   CHECK(without_host_0.members == std::vector<std::vector<int>>{{1, 4}, {3}});
   CHECK(without_host_0.mine == 0);
   CHECK(hosts.narrowed({2, 4}).here() == std::vector<int>{4});
+}
+
+TEST_CASE("the eager limit: a host sends at most 64 KiB of an operation's input, whatever the hosts and their ranks") {
+  const auto limit = [](int hosts, int ranks_of_host) {
+    std::vector<int> labels;
+    for (int r = 0; r < hosts * ranks_of_host; ++r) labels.push_back(r / ranks_of_host);
+    return usual_eager_nbytes(Hosts(labels, 0));
+  };
+  CHECK(limit(1, 8) == 8192);
+  CHECK(limit(4, 2) == 8192);
+  CHECK(limit(4, 8) == 65536 / 24);
+  CHECK(limit(16, 8) == 65536 / 120);
+  CHECK(limit(512, 8) == kInlineNbytes);
+  CHECK(usual_eager_nbytes(Hosts({0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2}, 0)) ==
+        65536 / 18);  // the host of most ranks counts
+}
+
+TEST_CASE("the eager limit of a process set is that of its own hosts") {
+  const std::vector<int> host_of = {0, 0, 0, 0, 0, 0, 0, 0, 0, 1};
+  const std::vector<std::vector<int>> sets = {{0, 1, 2}, {0, 9}};
+  std::vector<Fd> segments;  // by set and host
+  for (const auto& ranks : sets) {
+    for (int host = 0; host < 2; ++host) {
+      segments.push_back(create_memfd("group", ControlSegment::nbytes(static_cast<int>(ranks.size()), 64)));
+    }
+  }
+  const auto expect_limit = [](Rank& rank, Group& group, size_t nbytes) {
+    expect(group.control().header().eager_nbytes == nbytes, std::to_string(group.control().header().eager_nbytes));
+    for (const size_t count : {nbytes / sizeof(float), nbytes / sizeof(float) + 1}) sum_now(rank, group, count, 0);
+  };
+  CHECK_NOTHROW(run_hosts(host_of, [&](Rank& rank) {
+    expect_limit(rank, rank.world, 65536 / 9);
+    for (size_t i = 0; i < sets.size(); ++i) {
+      if (std::find(sets[i].begin(), sets[i].end(), rank.rank) == sets[i].end()) continue;
+      const size_t segment = 2 * i + static_cast<size_t>(host_of[static_cast<size_t>(rank.rank)]);
+      const int id = static_cast<int>(i) + 1;
+      expect_limit(rank, *rank.context.add_group(segments[segment].get(), sets[i], id, nullptr), 8192);
+    }
+    barrier(rank.world);
+  }));
 }
 
 // Small and large, named and unnamed, waited for in another order than submitted; each rank in an order of its own.

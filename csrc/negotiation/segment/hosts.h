@@ -53,6 +53,11 @@ struct Hosts {
   bool several() const { return members.size() > 1; }
   bool is_here(int rank) const { return of[static_cast<size_t>(rank)] == mine; }
   const std::vector<int>& here() const { return members[static_cast<size_t>(mine)]; }
+  size_t most_ranks() const {  // of a host
+    size_t most = 0;
+    for (const auto& all : members) most = std::max(most, all.size());
+    return most;
+  }
   int leader(int host) const { return members[static_cast<size_t>(host)].front(); }
   int leader_here() const { return leader(mine); }
   bool is_first() const { return mine == 0; }  // this host, whose log is the group's

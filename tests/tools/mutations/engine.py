@@ -11,6 +11,13 @@ ROWS = (
         ("hand_over_hosts_test::a rank that waits for a small",),
     ),
     Mutation(
+        "eager-limit-of-the-world",
+        "csrc/engine/context.cc",
+        "world.hosts().several() ? usual_eager_nbytes(group.hosts()) : from.header().eager_nbytes.load()",
+        "from.header().eager_nbytes.load()",
+        ("hosts_test::the eager limit of a process set",),
+    ),
+    Mutation(
         "join-before-streams",
         "csrc/engine/group/group.cc",
         "if (context_.gpu().device() != nullptr) context_.gpu().queue().await_announced(*this, interrupt);",
