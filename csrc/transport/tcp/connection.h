@@ -7,6 +7,7 @@
 #include "base/guarded.h"
 #include "os/owned_fd.h"
 #include "os/tcp/acknowledged.h"
+#include "transport/tcp/readable.h"
 #include "transport/tcp/session/records.h"
 
 namespace rr {
@@ -21,9 +22,10 @@ struct TcpConnection {
 
   TcpConnection(int peer, int channel) : peer(peer), channel(channel) {}
 
-  void open(OwnedFd opened, const Session& agreed) {
+  void open(OwnedFd opened, const Session& agreed, Readable::Flag* flag = nullptr) {
     socket = std::move(opened);
     session = agreed;
+    readable = flag;
     state.store(State::kOpen, std::memory_order_release);
   }
   void fail(const std::string& why) {
@@ -34,12 +36,13 @@ struct TcpConnection {
   const int peer;
   const int channel;
   std::atomic<State> state{State::kIdle};
-  std::atomic<int64_t> wanted_ns{0};  // since when; 0: it is not, or not yet
-  OwnedFd socket;                     // from kOpen on the link's, until the link drops the connection
-  Session session;                    // from kOpen on
-  Guarded<std::string> reason;        // of kFailed
-  Guarded<std::string> ended;         // why the network's thread has ended one that was open; "": it has not
-  Acknowledged acknowledged;          // the network's thread's
+  std::atomic<int64_t> wanted_ns{0};   // since when; 0: it is not, or not yet
+  OwnedFd socket;                      // from kOpen on the link's, until the link drops the connection
+  Session session;                     // from kOpen on
+  Readable::Flag* readable = nullptr;  // from kOpen on, of a link's
+  Guarded<std::string> reason;         // of kFailed
+  Guarded<std::string> ended;          // why the network's thread has ended one that was open; "": it has not
+  Acknowledged acknowledged;           // the network's thread's
 };
 
 }  // namespace rr

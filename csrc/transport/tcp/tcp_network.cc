@@ -23,6 +23,7 @@
 #include "transport/tcp/connections.h"
 #include "transport/tcp/heartbeats.h"
 #include "transport/tcp/opening/opener.h"
+#include "transport/tcp/readable.h"
 #include "transport/tcp/tcp_link.h"
 
 namespace rr {
@@ -91,6 +92,7 @@ class TcpReader final : public TcpNetwork, public std::enable_shared_from_this<T
   OwnedFd wake_;
   Epoll events_;  // of everything but the links' connections
   Arrivals arrivals_;
+  Readable readable_;
 
   Opener opener_;
   Closings closings_;
@@ -281,7 +283,7 @@ void TcpReader::use(TcpConnection& connection, OwnedFd socket, const Session& se
   } else {
     keep_alive(fd, data_lost_after_ms_);
     arrivals_.add(fd);
-    connection.open(std::move(socket), session);
+    connection.open(std::move(socket), session, &readable_.add(fd));
   }
   ring();
 }
@@ -302,6 +304,7 @@ void TcpReader::drop(const ConnectionPtr& connection) {
   const bool was_open = connection->state.exchange(TcpConnection::State::kFailed) == TcpConnection::State::kOpen;
   if (!was_open) return;  // an attempt under way ends by itself
   arrivals_.remove(connection->socket.get());
+  readable_.remove(connection->socket.get(), *connection->readable);
   closings_.add(std::move(connection->socket));
 }
 

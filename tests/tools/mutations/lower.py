@@ -131,6 +131,13 @@ ROWS = (
         ("link_test",),
     ),
     Mutation(
+        "end-behind-the-last-bytes",
+        "csrc/transport/tcp/readable.cc",
+        "if ((events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) flag.has_ended_.store(true);",
+        "",
+        ("readable_test::readable: bytes and the end",),
+    ),
+    Mutation(
         "tcp-handshake-unwatched",
         "csrc/transport/tcp/opening/dialer.cc",
         "if (!Heartbeats::watch(fd, limit_ms(connection))) return {};",
