@@ -19,6 +19,8 @@ from ringreduce.timeline.clocks import UNKNOWN_NS
 from ringreduce.timeline.job import Job
 
 _Key = TypeVar("_Key")
+LACKING_SHARE = 0.05
+"""Of the path, in operations that some file has lost: that rank may have called last, and long before the end."""
 COMPUTING, MESSAGE = -1, -2
 SEGMENT = np.dtype([("begin_ns", "i8"), ("end_ns", "i8"), ("rank", "i4"), ("operation", "i8")])
 """operation: which was under way on the rank; or COMPUTING; or MESSAGE: the rank waited for one, or for an operation
@@ -73,7 +75,8 @@ def critical_path(job: Job, times: Sequence[RankTime]) -> CriticalPath:
     by_key = np.bincount(inverse, lengths[is_operation], len(used))
     stood = _others_stood(segments[computes], times)
     pieces = np.bincount(segments["rank"][computes], minlength=max(stood) + 1).tolist()
-    doubt = _doubt(job)
+    lacks = (job.operations["rows"] < job.operations["expected"])[segments["operation"][is_operation]]
+    doubt = _doubt(job, int(lengths[is_operation][lacks].sum()) > LACKING_SHARE * int(lengths.sum()))
     late = [] if doubt else late_ranks({rank: (ns, pieces[rank]) for rank, ns in stood.items()}, job.span_ns)
     kinds_and_names = [divmod(key, len(job.names)) for key in used.tolist()]
     return CriticalPath(
@@ -88,12 +91,17 @@ def critical_path(job: Job, times: Sequence[RankTime]) -> CriticalPath:
     )
 
 
-def _doubt(job: Job) -> str:
+def _doubt(job: Job, lacks_rows: bool) -> str:
+    """lacks_rows: much of the path is operations of which some rank has no row: of one that has joined, nothing is
+    missing."""
     if job.clock_error_ns == UNKNOWN_NS:
         return "the hosts' clocks were never compared"
     if job.are_mismatched:
         return "the ranks' records do not belong together, as the warning says"
-    return "" if len(job.files) == job.files[0].size else "the records of some ranks are missing"
+    is_whole = len(job.files) == job.files[0].size
+    if is_whole and lacks_rows:
+        is_whole = all(file.has_ended and not file.damage and not file.dropped for file in job.files)
+    return "" if is_whole else "the records of some ranks are missing"
 
 
 def _others_stood(computing: np.ndarray, times: Sequence[RankTime]) -> dict[int, int]:

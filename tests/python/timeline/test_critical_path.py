@@ -92,6 +92,27 @@ def test_the_path_names_a_rank_whose_calls_come_late_one_by_one(tmp_path: Path) 
     assert "Rank 2 makes the others wait: its computing is" in conclusions(found)[0]
 
 
+def test_a_path_over_operations_of_lost_records_is_not_relied_on(tmp_path: Path) -> None:
+    """Rank 1 computes 90 us of each 100; killed, or cut off, in the middle it leaves the others' half of the records,
+    in which nobody is the last to call and all of that time looks like communication."""
+    files = pair()
+    for step in range(60):
+        for file in files:
+            call(file, step, 100 * step + 90 * file.rank, 100 * step + 90, 100 * step + 100, name="a")
+    lost, kept = files[1].records[60:], files[1].records[:60]
+    assert found_in(files, tmp_path).path.doubt == ""
+    files[1].records = kept
+    for change in ("has_ended", "dropped"):
+        files[1].has_ended, files[1].dropped = change != "has_ended", len(lost) * (change == "dropped")
+        found = found_in(files, tmp_path)
+        assert found.path.doubt == "the records of some ranks are missing"
+        assert not any("critical path" in sentence for sentence in conclusions(found))
+    files[1].has_ended, files[1].dropped = True, 0  # nothing is lost: it has joined, say
+    assert found_in(files, tmp_path).path.doubt == ""
+    files[1].records, files[1].has_ended = kept + lost[:-2], False  # little of the path
+    assert found_in(files, tmp_path).path.doubt == ""
+
+
 def random_records(generator: np.random.Generator, count: int) -> np.ndarray:
     """Well-formed, and senseless as a whole: operations end on one rank before another calls them."""
     records = np.zeros(count, RECORD)
