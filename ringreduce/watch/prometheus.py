@@ -47,7 +47,8 @@ _METRICS = (
 def write_again_and_again(board: Board, path: Path, interval_s: float) -> int:
     """Writes the file until the process is interrupted, and removes it then: its figures would be old.
 
-    While no job runs, there are no figures in it.
+    While no job runs, there are no figures in it. What is no regular file, /dev/stdout or a pipe, stays, and so does a
+    link to the file.
     """
     try:
         while True:
@@ -56,7 +57,8 @@ def write_again_and_again(board: Board, path: Path, interval_s: float) -> int:
                 file.write(text(jobs).encode())
             time.sleep(interval_s)
     finally:
-        path.unlink(missing_ok=True)
+        if path.is_file():
+            path.resolve().unlink()
 
 
 def text(jobs: Sequence[JobFigures]) -> str:

@@ -22,7 +22,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from deadlines import HANG_S, SOON_S
@@ -30,7 +31,9 @@ from ranks import clean_environment, start_ranks
 from watch_programs import waits_for_rank_1
 from watch_readings import RANK, counted, figures, reading
 
+from ringreduce.errors import InvalidArgumentError
 from ringreduce.watch import prometheus, table
+from ringreduce.watch.board import Board
 from ringreduce.watch.figures import SILENT_S, WINDOW_S, LinkFigures
 from ringreduce.watch.jobs import LinkReading, RankReading, Reading, Wait
 from ringreduce.watch.processes import Process
@@ -253,6 +256,28 @@ def test_prometheus_file_is_written_again_and_again(tmp_path: Path) -> None:
             running.terminate()
             running.wait()
         assert list(tmp_path.iterdir()) == []  # old figures would be read for new ones
+
+
+def test_prometheus_removes_nothing_but_the_regular_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", interrupted)
+    board = cast(Board, SimpleNamespace(look=list))
+    pipe, file, link = (tmp_path / name for name in ("pipe", "file", "link"))
+    os.mkfifo(pipe)
+    link.symlink_to(file)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        for path in (pipe, link):
+            with pytest.raises(KeyboardInterrupt):
+                prometheus.write_again_and_again(board, path, 1.0)
+        assert os.read(reader, 1 << 16).decode() == prometheus.text([])
+    finally:
+        os.close(reader)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe"]
+    with pytest.raises(InvalidArgumentError, match="cannot be written"):  # not that a folder cannot be removed
+        prometheus.write_again_and_again(board, tmp_path, 1.0)
 
 
 @contextmanager
