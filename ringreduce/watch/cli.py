@@ -30,7 +30,8 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command. Returns 0; 1 where no job runs; 2 where none can be read, or an option is wrong."""
     options = _options(argv)
     for number in (signal.SIGTERM, signal.SIGHUP):  # whoever has something to put back does so
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup has it ignored
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         return _run(options)
     except Error as error:

@@ -19,7 +19,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -256,6 +256,27 @@ def test_prometheus_file_is_written_again_and_again(tmp_path: Path) -> None:
             running.terminate()
             running.wait()
         assert list(tmp_path.iterdir()) == []  # old figures would be read for new ones
+
+
+def test_nohup_keeps_it_running(tmp_path: Path) -> None:
+    path = tmp_path / "ringreduce.prom"
+    command = top("--prometheus", str(path), "--interval", "0.05")
+    silent = subprocess.DEVNULL
+    running = subprocess.Popen(["nohup", *command], env=clean_environment(), stdin=silent, stdout=silent)
+    try:
+        deadline = time.monotonic() + SOON_S
+        while not path.exists():
+            assert time.monotonic() < deadline
+        running.send_signal(signal.SIGHUP)
+        seen = {path.stat().st_mtime_ns}
+        while len(seen) < 4:
+            assert running.poll() is None
+            assert time.monotonic() < deadline
+            with suppress(FileNotFoundError):
+                seen.add(path.stat().st_mtime_ns)
+    finally:
+        running.terminate()
+    assert running.wait(SOON_S) == 128 + signal.SIGTERM
 
 
 def test_prometheus_removes_nothing_but_the_regular_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
