@@ -48,7 +48,7 @@ class Board:
         self._looked_s = time.monotonic()
         if self._process is not None:
             if not self._watched:
-                jobs = [of_process(jobs, self._process)]
+                jobs = [of_process(jobs, self._process, self._known.unreadable)]
             else:
                 pids = frozenset().union(*(job.pids for job in self._watched))
                 jobs = [job for job in jobs if job.pids & pids] or list(self._watched)

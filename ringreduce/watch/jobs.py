@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
@@ -309,25 +309,32 @@ class Jobs:
         return Job(contexts, past)
 
 
-def of_process(jobs: Iterable[Job], pid: int) -> Job:
-    """The job of which the process is a rank, or whose ranks it has started (ringrun, mpirun, a shell).
+def of_process(jobs: Iterable[Job], pid: int, unreadable: Mapping[Memory, str] | None = None) -> Job:
+    """The job of which the process is a rank, else the one whose ranks it has started (ringrun, mpirun, a shell).
 
-    Raises InvalidArgumentError where there is none, or the process has started several.
+    unreadable: of other jobs, see Jobs. Raises InvalidArgumentError where there is none, or the process has started
+    several.
     """
-    found = [job for job in jobs if any(pid in processes.ancestors(one) for one in job.pids)]
+    jobs = list(jobs)
+    found = [job for job in jobs if pid in job.pids]  # a rank may have started other jobs
+    found = found or [job for job in jobs if any(pid in processes.ancestors(one) for one in job.pids)]
     if len(found) > 1:
         numbers = ", ".join(str(job.pid) for job in found)
         raise InvalidArgumentError(f"process {pid} has started several jobs: give one of {numbers}")
     if not found:
-        raise InvalidArgumentError(_why_none(pid))
+        raise InvalidArgumentError(_why_none(pid, unreadable or {}))
     return found[0]
 
 
-def _why_none(pid: int) -> str:
+def _why_none(pid: int, unreadable: Mapping[Memory, str]) -> str:
     try:
         owner = os.stat(f"/proc/{pid}").st_uid
     except OSError:
         return f"there is no process {pid}"
     if os.geteuid() not in (0, owner):
         return f"process {pid} belongs to another user, whose jobs cannot be read"
+    for one in processes.processes() if unreadable else ():
+        if pid in processes.ancestors(one):
+            for memory in processes.memories(one).keys() & unreadable.keys():
+                return unreadable[memory]
     return f"process {pid} is no rank of a job on this host, and has started none"

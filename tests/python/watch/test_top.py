@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -24,7 +26,7 @@ from ringreduce.errors import InvalidArgumentError
 from ringreduce.watch import processes
 from ringreduce.watch.board import Board
 from ringreduce.watch.figures import JobFigures
-from ringreduce.watch.jobs import Jobs, of_process
+from ringreduce.watch.jobs import Job, Jobs, of_process
 
 
 def pid(ranks: Ranks, rank: int = 0) -> int:
@@ -200,6 +202,16 @@ def test_what_is_no_job() -> None:
         assert "from 0.05 to 3600 seconds" in fails("--once", "--interval", interval)[1]
 
 
+def test_a_rank_that_has_started_another_job_stands_for_its_own() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        own, other = (cast(Job, SimpleNamespace(pid=one, pids={one})) for one in (os.getpid(), child.pid))
+        assert of_process([own, other], own.pid) is own
+        assert of_process([own, other], other.pid) is other
+        with pytest.raises(InvalidArgumentError, match=f"several jobs: give one of {own.pid}, {other.pid}"):
+            of_process([own, other], os.getppid())
+        child.communicate(b"\n")
+
+
 def test_memory_that_cannot_be_read_is_said_to_be_so() -> None:
     with_other_content = os.memfd_create("ringreduce.world.test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     jobs = Jobs()
@@ -216,7 +228,10 @@ def test_memory_that_cannot_be_read_is_said_to_be_so() -> None:
         assert "have not met yet" in jobs.unreadable[memory]
         os.pwrite(with_other_content, b"x" * 128, 0)
         jobs.look()
-        assert jobs.unreadable[memory] == f"process {os.getpid()}: this is no job's memory"
+        why = f"process {os.getpid()}: this is no job's memory"
+        assert jobs.unreadable[memory] == why
+        with pytest.raises(InvalidArgumentError, match=f"^{why}$"):
+            Board(os.getpid())
     finally:
         os.close(with_other_content)
     jobs.look()
