@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import sys
 import termios
@@ -20,8 +21,10 @@ _HOME, _END_OF_LINE, _END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 _LINES, _COLUMNS = 24, 80
 """Of a terminal that does not say."""
 
-_QUIT = ("q", "Q", "\x1b", "\x03", "\x04", "\x1c")
-"""q, escape, and what ^C, ^D and ^\\ send. Other keys send several characters that begin with escape."""
+_QUIT = frozenset("qQ\x1b\x03\x04\x1c")
+"""q, escape, and what ^C, ^D and ^\\ send."""
+_OTHER_KEY = re.compile(r"\x1b[\[O][0-9;]*[A-Za-z~]")
+"""An arrow or F2, say, which begins with escape."""
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
@@ -30,7 +33,7 @@ def show(board: Board, interval_s: float) -> int:
     with _keys() as pressed:
         while True:
             _draw(board)
-            if pressed(interval_s) in _QUIT:
+            if _QUIT.intersection(_OTHER_KEY.sub("", pressed(interval_s))):  # several keys, if they come fast
                 return 0
 
 

@@ -19,7 +19,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ from watch_programs import waits_for_rank_1
 from watch_readings import RANK, counted, figures, reading
 
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.watch import prometheus, table
+from ringreduce.watch import prometheus, table, terminal
 from ringreduce.watch.board import Board
 from ringreduce.watch.figures import SILENT_S, WINDOW_S, LinkFigures
 from ringreduce.watch.jobs import LinkReading, RankReading, Reading, Wait
@@ -217,6 +217,17 @@ def test_on_a_terminal_until_q_is_pressed() -> None:
         assert read_until(ours, "\x1b[?1049l")
         assert running.wait(SOON_S) == 0
         assert is_as_before()
+
+
+@pytest.mark.parametrize("keys", ["\x1b", "qq", "\x03\x03", "\x1b[Aq"])
+def test_keys_that_end_it_also_where_several_are_read_at_once(keys: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Board] = []
+    pressed = iter(["", "x", "\x1b[A\x1bOQ", keys])  # F2 has a Q
+    monkeypatch.setattr(terminal, "_draw", drawn.append)
+    monkeypatch.setattr(terminal, "_keys", lambda: nullcontext(lambda _: next(pressed)))
+    board = cast(Board, SimpleNamespace())
+    assert terminal.show(board, 0.05) == 0
+    assert drawn == [board] * 4
 
 
 def test_a_terminal_is_put_back_when_the_process_is_told_to_end() -> None:
