@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from ringreduce.timeline.wording import percent, printable, rate
+from ringreduce.timeline.wording import counted, percent, printable, rate
 from ringreduce.watch.figures import JobFigures, RankFigures, title
 
 MOST_LINKS = 8
@@ -19,15 +19,30 @@ _MOST_OF_A_LINE = 2000
 
 def lines(job: JobFigures) -> list[str]:
     """The job, a row for each rank, and what is to be said of it."""
-    rows = [_HEADINGS, *(_row(rank) for rank in job.ranks)]
+    return [title(job), *rows(job), *said(job)]
+
+
+def rows(job: JobFigures, most: int | None = None) -> list[str]:
+    """A row for each rank, below the headings; of more than `most`, those for which the others waited longest."""
+    latest = sorted(job.ranks, key=lambda rank: -(rank.late_share or 0.0))[:most]
+    shown = sorted(latest, key=lambda rank: rank.rank)
+    cells = [_HEADINGS, *(_row(rank) for rank in shown)]
     if job.hosts > 1:
-        hosts = [_HOST, *map(_host, job.ranks)]
-        rows = [(row[0], host, *row[1:]) for row, host in zip(rows, hosts, strict=True)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    text = [title(job)]
-    for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=False)]
-        text.append("  ".join([*cells, row[-1]]))
+        hosts = [_HOST, *map(_host, shown)]
+        cells = [(row[0], host, *row[1:]) for row, host in zip(cells, hosts, strict=True)]
+    widths = [max(map(len, column)) for column in list(zip(*cells, strict=True))[:-1]]
+    text = [
+        "  ".join([*(cell.rjust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in cells
+    ]
+    if len(shown) < len(job.ranks):
+        less = ", for which the others waited less" if shown else ""
+        text.append(f"and {counted(len(job.ranks) - len(shown), 'more rank')}{less}")
+    return text
+
+
+def said(job: JobFigures) -> list[str]:
+    """Sentences, and busy links."""
+    text = []
     names = {rank.host: _host(rank) for rank in job.ranks}
     for link in job.links[:MOST_LINKS]:
         if link.busy_share >= BUSY_SHARE:

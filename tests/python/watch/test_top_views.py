@@ -34,7 +34,7 @@ from watch_readings import RANK, counted, figures, reading
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.watch import prometheus, table, terminal
 from ringreduce.watch.board import Board
-from ringreduce.watch.figures import SILENT_S, WINDOW_S, LinkFigures
+from ringreduce.watch.figures import SILENT_S, WINDOW_S, JobFigures, LinkFigures
 from ringreduce.watch.jobs import LinkReading, RankReading, Reading, Wait
 from ringreduce.watch.processes import Process
 from ringreduce.watch.web import MOST_CONNECTIONS, MOST_LINES, POINT_S, Recent
@@ -228,6 +228,40 @@ def test_keys_that_end_it_also_where_several_are_read_at_once(keys: str, monkeyp
     board = cast(Board, SimpleNamespace())
     assert terminal.show(board, 0.05) == 0
     assert drawn == [board] * 4
+
+
+def test_a_small_terminal_has_the_sentences_and_the_latest_ranks() -> None:
+    wait = Wait("allreduce", "allreduce 'gradients.bucket.0' #12", (30,))
+    late = "rank 30 is late: " + "the others waited for it, " * 5 + "it was on CPU"
+
+    def seen(size: int) -> JobFigures:
+        ranks = [replace(RANK, rank=rank, wait=None if rank == 30 else wait) for rank in range(size)]
+        after = [replace(rank, late_s=2.0) if rank.rank == 30 else rank for rank in ranks]
+        return figures(reading(10.0, *ranks), reading(12.0, *after, late=late))
+
+    one = terminal.screen([seen(2)], [], 24, 80)
+    assert max(map(len, one)) <= 80
+    assert " ".join(" ".join(one).split()).count("waiting in allreduce 'gradients.bucket.0' #12 for rank 30") == 2
+    assert late in " ".join(" ".join(one).split())
+    many = terminal.screen([seen(64)], [], 24, 80)
+    assert len(many) == 24
+    assert any(line.startswith("  30  4711 ") for line in many)
+    left = re.search(r"and (\d+) more ranks, for which the others waited less", "\n".join(many))
+    assert left
+    assert int(left[1]) + sum("4711 " in line for line in many[4:]) == 64
+    assert late in " ".join(" ".join(many).split())
+    two = terminal.screen([seen(64), seen(2)], ["process 1: another version"], 24, 80)
+    assert 22 <= len(two) <= 24
+    assert " ".join(" ".join(two).split()).count(late) == 2
+    assert two[-1] == "process 1: another version"
+    for lines in range(1, 80):
+        for columns in (1, 40, 200):
+            text = terminal.screen([seen(64)], [], lines, columns)
+            assert len(text) <= lines
+            assert "PID of one job" not in "".join(text)  # there is but one
+    assert terminal.screen([seen(64), seen(2)], [], 6, 80)[-1].endswith(" more lines: give the PID of one job")
+    assert terminal.screen([], ["process 1: another version"], 24, 80)[2:] == ["process 1: another version"]
+    assert terminal.screen([], [], 24, 80)[2:] == ["no job of yours runs on this host"]
 
 
 def test_a_terminal_is_put_back_when_the_process_is_told_to_end() -> None:
