@@ -15,7 +15,7 @@ from ringreduce.timeline.analysis.found import Analysis, analyse
 from ringreduce.timeline.job import Job
 from ringreduce.timeline.record_file import CLOCK, FORMAT, LINK, MESSAGE, NO_ALGORITHM, OPERATION, RECORD, VERSION, WAIT
 
-KINDS = ["allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join"]
+KINDS = ["allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join", "gather", "scatter"]
 DTYPES = ["float16", "bfloat16", "float32", "float64", "int8"]
 OPS = ["sum", "average", "min", "max", "product"]
 ALGORITHMS = ["direct", "two_shot", "ring"]

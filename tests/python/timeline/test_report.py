@@ -27,6 +27,8 @@ def test_operations_are_counted_timed_and_have_a_bandwidth(tmp_path: Path) -> No
             call(file, number, at + 4000, at + 4010, at + 4110, name="small", nbytes=1000)
             call(file, number, at + 5000, at + 5010, at + 5510, name="gpu", nbytes=8_000_000, flags=GPU_MEMORY)
             call(file, number, at + 6000, at + 6010, at + 6510, name="root", kind="broadcast", nbytes=2_000_000)
+            for kind in ("gather", "scatter"):
+                call(file, number, at + 8000, at + 8010, at + 9010, name=kind, kind=kind, nbytes=1_000_000)
             for name in ("x", "y"):
                 call(file, number, at + 7000, at + 7010, at + 7510, name=name, nbytes=1_000_000, flags=SHARED_BUCKET)
     found = found_in(files, tmp_path)
@@ -40,7 +42,8 @@ def test_operations_are_counted_timed_and_have_a_bandwidth(tmp_path: Path) -> No
     assert busbw.pop("gpu") is None
     assert rows["gpu"].on_gpu
     # 2 (N-1)/N; (N-1)/N of all parts; as it is; two that share a bucket go as one of the bytes of both
-    assert busbw == pytest.approx({"sum": 12.0, "all": 3.0, "root": 4.0, "x": 6.0, "y": 6.0})
+    of_parts = {"all": 3.0, "gather": 3.0, "scatter": 3.0}
+    assert busbw == pytest.approx({"sum": 12.0, "root": 4.0, "x": 6.0, "y": 6.0, **of_parts})
     assert [found.job.names[row.name] for row in found.table][:2] == ["sum", "all"]
 
 
