@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache as cache_result
 from pathlib import Path
 
+from ringreduce.bench.collectives import COLLECTIVES
 from ringreduce.bench.peers.cell import BUDGET_S, Absent, Cell, Job, Peer
 from ringreduce.launch.mpi import installations
 from ringreduce.launch.mpi.installations import LIBRARIES, Installation
@@ -16,7 +17,6 @@ from ringreduce.launch.storage import cache
 
 SOURCE = Path(__file__).with_name("collectives.c")
 __all__ = ["LIBRARIES", "Mpi", "find"]
-COLLECTIVES = ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall", "barrier")
 XHC = ("--mca", "coll_xhc_priority", "40")  # off by default; said to be Open MPI 5's best within a host
 COMPILE_TIMEOUT_S = 300
 
@@ -59,10 +59,10 @@ class Mpi:
         """See Peer."""
         if cell.hosts and self.options:
             return "xhc works within a host"
-        if cell.collective not in COLLECTIVES:
-            return f"collectives.c has no {cell.collective}"
-        if COLLECTIVES.index(cell.collective) < 2 and (cell.dtype, cell.op) != ("float32", "sum"):
-            return "collectives.c reduces float32 sums only"
+        if cell.dtype != "float32" and cell.collective != "barrier":
+            return "collectives.c is of float32 only"
+        if cell.op != "sum" and COLLECTIVES[cell.collective].reduces:
+            return "collectives.c reduces by sum only"
         return None
 
     def job(self, cell: Cell) -> Job:

