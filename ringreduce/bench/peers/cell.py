@@ -19,6 +19,8 @@ from ringreduce.bench.collectives import COLLECTIVES
 
 MARK = "RINGREDUCE_BENCH_CELL"
 """In the environment of every process of a cell: what bears it after the deadline is killed, whoever its parent is."""
+SHARED = Path("/dev/shm")
+"""Where MPIs have files that only they themselves remove, and not where they are killed."""
 BUDGET_S = 3.0
 """The timed calls of a peer end after about so long: MPICH takes 0.25 s a call of 8 B on 8 ranks of 2 cores."""
 LEAST = 3  # calls that are timed, however long they take
@@ -113,6 +115,7 @@ def run(peer: Peer, cell: Cell, deadline_s: float) -> Outcome:
         return Outcome(peer.name, cell, "unsupported", text=reason)
     job = peer.job(cell)
     mark = uuid.uuid4().hex
+    others = set(SHARED.glob("*"))
     environ = {**os.environ, **job.environ, MARK: mark}
     try:
         process = subprocess.Popen(
@@ -131,13 +134,13 @@ def run(peer: Peer, cell: Cell, deadline_s: float) -> Outcome:
         try:
             output, errors = process.communicate(timeout=deadline_s)
         except subprocess.TimeoutExpired:
-            kill_marked(mark)
+            _end(mark, others)
             output, errors = process.communicate()
             return Outcome(peer.name, cell, "timeout", text=f"no result within {deadline_s:g} s\n{errors[-TAIL:]}")
         except BaseException:
-            kill_marked(mark)
+            _end(mark, others)
             raise
-    kill_marked(mark)  # a launcher that has ended may have left ranks behind
+    _end(mark, others)  # a launcher that has ended may have left ranks behind
     try:
         said = json.loads(output.strip().splitlines()[-1])
         row = _row(peer, cell, said)
@@ -171,9 +174,19 @@ def _row(peer: Peer, cell: Cell, said: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def kill_marked(mark: str) -> None:
-    """Kills every process that bears the mark, until none is left (a fork may be under way)."""
+def _end(mark: str, others: set[Path]) -> None:
+    """Kills what bears the mark, and removes its shared memory. others: files that were there before."""
+    for file in kill_marked(mark) - others:
+        file.unlink(missing_ok=True)
+
+
+def kill_marked(mark: str) -> set[Path]:
+    """Kills every process that bears the mark, until none is left (a fork may be under way).
+
+    Returns the files of SHARED that they had mapped.
+    """
     wanted = f"{MARK}={mark}".encode()
+    mapped: set[Path] = set()
     for _ in range(100):
         found = False
         for folder in Path("/proc").iterdir():
@@ -182,9 +195,15 @@ def kill_marked(mark: str) -> None:
             try:
                 if wanted not in (folder / "environ").read_bytes().split(b"\0"):
                     continue
+                paths = {
+                    Path(line.split(maxsplit=5)[-1])
+                    for line in (folder / "maps").read_text(errors="replace").splitlines()
+                }
+                mapped |= {path for path in paths if path.parent == SHARED}
                 os.kill(int(folder.name), signal.SIGKILL)
                 found = True
             except OSError:  # gone, or another user's
                 continue
         if not found:
-            return
+            break
+    return mapped

@@ -83,6 +83,30 @@ def test_a_peer_that_hangs_costs_its_cell_and_leaves_no_process(tmp_path: Path) 
     assert [pid for pid in processes() if str(tmp_path) in command_line(pid)] == []
 
 
+def test_a_peer_that_is_killed_leaves_no_shared_memory(tmp_path: Path) -> None:
+    foreign, own = (Path(f"/dev/shm/ringreduce-test-{name}-{os.getpid()}") for name in ("foreign", "own"))
+    script = (
+        "import mmap, os, pathlib, time\n"
+        f"for name in {str(foreign)!r}, {str(own)!r}:\n"
+        "    file = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)\n"
+        "    os.truncate(file, 4096)\n"
+        "    globals()[name] = mmap.mmap(file, 4096)\n"
+        "    os.close(file)\n"
+        f"pathlib.Path({str(tmp_path / 'mapped')!r}).touch()\n"
+        "time.sleep(1000)\n"
+    )
+    foreign.touch()
+    try:
+        for deadline_s in (1.0, 4.0, 16.0, 60.0):  # until one is long enough for its start
+            assert run(Script(script), CELL, deadline_s).status == "timeout"
+            if (tmp_path / "mapped").exists():
+                break
+        assert (foreign.exists(), own.exists()) == (True, False)
+    finally:
+        foreign.unlink()
+        own.unlink(missing_ok=True)
+
+
 def test_a_peer_that_fails_shows_what_it_said() -> None:
     result = run(Script("import sys; print('so far so good'); sys.exit('no such device')"), CELL, 30)
     assert result.status == "failed"
