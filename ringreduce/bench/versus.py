@@ -152,7 +152,7 @@ def _measure(
                     print(f"\n# {competitor.name}, {nbytes} B: {outcome.text}", file=sys.stderr)
                 _progress(len(outcomes), total, time.monotonic() - begin)
             if turn == 0:
-                terminal.show(versus_table.block(meta, outcomes, nbytes))
+                terminal.show(versus_table.block(meta, outcomes[-len(competitors) :]))
     return outcomes
 
 

@@ -45,12 +45,10 @@ def head(meta: dict[str, Any], absent: Sequence[Absent]) -> str:
     return "\n".join(lines)
 
 
-def block(meta: dict[str, Any], turns: comparison.Turns, nbytes: int) -> str:
-    """The first round's lines of one size."""
-    wanted = [turn for turn in turns if turn[0] == 0]
-    found = comparison.document(meta, wanted)
-    size = min(comparison.sizes(found), key=lambda one: abs(one - nbytes))
-    return "\n".join(lines(found, size))
+def block(meta: dict[str, Any], turns: comparison.Turns) -> str:
+    """The lines of everyone's turn at one size."""
+    found = comparison.document(meta, turns)
+    return "\n".join(lines(found, *comparison.sizes(found)))
 
 
 def tail(found: comparison.Document) -> str:

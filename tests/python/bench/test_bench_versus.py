@@ -154,6 +154,14 @@ def test_a_library_that_does_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) 
     assert result.row["wrong"] == 16
 
 
+def test_the_first_round_shows_every_size_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare(monkeypatch, [says(5.0)], "--sizes", "0,1,64") == 0  # a byte is measured as one float
+    first = capsys.readouterr().out.partition("# medians of")[0]
+    assert [line.split()[0] for line in first.splitlines() if "script 1.0" in line] == ["0", "4", "64"]
+
+
 def test_an_absent_peer_is_listed_with_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
