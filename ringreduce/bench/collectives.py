@@ -48,6 +48,10 @@ class Collective:
         count = max(1, nbytes // itemsize) if nbytes else 0
         return -(-count // ranks) * ranks if self.divided else count
 
+    def oracle(self, dtype: str, op: str, ranks: int) -> Oracle:
+        """What its operands hold. What only moves them needs no room for a sum."""
+        return Oracle(dtype, op if self.reduces else "max", ranks)
+
     def wrong(self, oracle: Oracle, rank: int, part: int, output: NDArray[Any], size: int) -> int:
         """How many of the size elements of a rank's output are not what they must be."""
         count = 0

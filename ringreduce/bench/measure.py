@@ -19,7 +19,7 @@ from ringreduce.bench.collectives import COLLECTIVES, SMALL_NBYTES
 from ringreduce.bench.limit import fraction_of_limit
 from ringreduce.bench.loops import CoreLoop, Loop, PythonLoop
 from ringreduce.bench.memory import operand
-from ringreduce.bench.oracle import DTYPES, OPS, Oracle
+from ringreduce.bench.oracle import DTYPES, OPS
 from ringreduce.bench.percentile import p99
 from ringreduce.collectives.buffers import CODES
 
@@ -78,7 +78,7 @@ def measure(options: Options, nbytes: int, cores: int) -> Row:
         loop = PythonLoop(collective, src, dst, options.dtype, OPS[options.op])
     wrong = None
     if options.check:
-        oracle = Oracle(options.dtype, options.op, ranks)
+        oracle = collective.oracle(options.dtype, options.op, ranks)
         oracle.fill(src, rank)
         output = loop.once()
         mine = collective.wrong(oracle, rank, part, output, dst.size)

@@ -46,10 +46,11 @@ class Oracle:
         self.op = op
         self.ranks = ranks
         self.tolerance = rounding if op == "average" else 0.0
-        self.modulus = min(61, limit // ranks)
+        self.modulus = min(61, limit // ranks if op in ("sum", "average") else limit)
         if self.modulus < 2 or (op == "product" and ranks > PRODUCT_RANKS):
+            advice = "" if op == "product" else "use float32, or "
             raise InvalidArgumentError(
-                f"ringreduce bench: {ranks} ranks are too many for an exact {op} of {dtype}; use float32, or --no-check"
+                f"ringreduce bench: {ranks} ranks are too many for an exact {op} of {dtype}; {advice}--no-check"
             )
 
     def inputs(self, ranks: Integers | int, positions: Integers) -> Integers:

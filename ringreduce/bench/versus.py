@@ -96,7 +96,7 @@ def cell(options: Options, competitor: Peer, nbytes: int, ranks: int, cores: tup
         nbytes=count * itemsize,
         count=count,
         dtype=options.dtype,
-        op=options.op,
+        op=options.op if collective.reduces else "sum",
         in_place=options.in_place if collective.in_place is None else collective.in_place,
         ranks=ranks,
         cores=cores,

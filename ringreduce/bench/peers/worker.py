@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ringreduce.bench.collectives import COLLECTIVES, SMALL_NBYTES
 from ringreduce.bench.loops import timed
 from ringreduce.bench.memory import private
-from ringreduce.bench.oracle import DTYPES, Oracle
+from ringreduce.bench.oracle import DTYPES
 from ringreduce.bench.peers.cell import Cell
 from ringreduce.bench.percentile import p99
 
@@ -70,7 +70,7 @@ def main(module: str, text: str) -> int:
     call = endpoint.operation(cell.collective, src, dst, cell.op)
     wrong = 0
     if cell.check:
-        oracle = Oracle(cell.dtype, cell.op, cell.ranks)
+        oracle = collective.oracle(cell.dtype, cell.op, cell.ranks)
         oracle.fill(src, endpoint.rank)
         call()
         wrong = collective.wrong(oracle, endpoint.rank, part, dst, dst.size)

@@ -189,6 +189,15 @@ def test_inputs_differ_by_rank_and_position_and_survive_the_dtype(dtype: str) ->
 def test_a_sum_that_would_round_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="100 ranks are too many for an exact sum of int8"):
         Oracle("int8", "sum", 100)
+    with pytest.raises(InvalidArgumentError, match="13 ranks are too many for an exact product of float32; --no-check"):
+        Oracle("float32", "product", 13)
+
+
+def test_only_a_sum_has_to_be_exact() -> None:
+    assert Oracle("int8", "min", 100).modulus == Oracle("int8", "max", 100).modulus == 61
+    assert COLLECTIVES["allgather"].oracle("uint8", "sum", 256).modulus == 61
+    with pytest.raises(InvalidArgumentError, match="256 ranks are too many"):
+        COLLECTIVES["allreduce"].oracle("uint8", "sum", 256)
 
 
 def test_sizes_are_read_as_nccl_tests_reads_them() -> None:

@@ -14,6 +14,7 @@ from processes import completed
 from ringreduce.bench import comparison, peers, versus
 from ringreduce.bench.cli import main
 from ringreduce.bench.collectives import COLLECTIVES
+from ringreduce.bench.options import parse
 from ringreduce.bench.peers import gloo, mpi
 from ringreduce.bench.peers.called import Called
 from ringreduce.bench.peers.cell import MARK, Absent, Cell, Job, Outcome, run
@@ -160,6 +161,15 @@ def test_the_first_round_shows_every_size_once(
     assert compare(monkeypatch, [says(5.0)], "--sizes", "0,1,64") == 0  # a byte is measured as one float
     first = capsys.readouterr().out.partition("# medians of")[0]
     assert [line.split()[0] for line in first.splitlines() if "script 1.0" in line] == ["0", "4", "64"]
+
+
+def test_what_does_not_reduce_has_no_op() -> None:
+    peer = gloo.find()[0]
+    if isinstance(peer, Absent):
+        pytest.skip("no torch here")
+    for name, op in (("allgather", "sum"), ("allreduce", "average")):
+        one = versus.cell(parse([name, "--op", "average", "--vs", "gloo"]), peer, 64, 2, (0, 1), first=True)
+        assert (one.collective, one.op) == (name, op)
 
 
 def test_an_absent_peer_is_listed_with_how_to_get_it(
