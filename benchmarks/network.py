@@ -35,6 +35,7 @@ from ringreduce.errors import InvalidArgumentError
 from ringreduce.lab import requirements
 from ringreduce.lab.lab import Lab
 from ringreduce.lab.network import Counters
+from ringreduce.timeline.whole_file import check_writable
 
 SIZES = "4K,64K,256K,4M,16M"
 DEADLINE_S = 60.0
@@ -51,6 +52,8 @@ def main(argv: Sequence[str] | None = None, counters: Callable[[Lab], Counters] 
         print(f"network.py: {reason}", file=sys.stderr)
         return 2
     try:
+        for path in filter(None, (args.json, args.markdown)):
+            check_writable(Path(path))
         plan, absent = _plan(args)
     except InvalidArgumentError as error:
         print(error, file=sys.stderr)
@@ -91,7 +94,7 @@ def main(argv: Sequence[str] | None = None, counters: Callable[[Lab], Counters] 
 def _plan(args: argparse.Namespace) -> tuple[rounds.Plan, list[Any]]:
     found, absent = competitors.find(args.over, args.wire, args.vs)
     sizes = [nbytes(text) for text in args.sizes]
-    if any(size % 4 or size == 0 for size in sizes):
+    if not sizes or any(size % 4 or size == 0 for size in sizes):
         raise InvalidArgumentError("network.py --sizes: a size is a number of float32, 4 bytes each")
     if not found or not found[0].is_ours:
         raise InvalidArgumentError(f"network.py --wire: nothing of ours is left to measure: {absent}")

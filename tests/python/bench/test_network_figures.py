@@ -64,6 +64,25 @@ def test_two_hosts_are_measured(tmp_path: Path) -> None:
     assert "| 64 KiB | ringreduce | " in Path(files[1]).read_text()
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--json", "/no/such/folder/a.json"], "/no/such/folder/a.json: cannot be written"),
+        (["--markdown", "/"], "/: cannot be written: it is a folder"),
+        (["--sizes", ","], "network.py --sizes: a size is a number of float32, 4 bytes each"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_there_is_a_lab(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import network
+
+    monkeypatch.setattr(network.requirements, "missing", lambda: None)
+    monkeypatch.delattr(network, "Lab")
+    assert network.main([*words, "--vs", ""], counters=lambda lab: {}) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_a_result_that_is_not_the_sum_is_wrong() -> None:
     from across.pattern import SHARE, Pattern
 
