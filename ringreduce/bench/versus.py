@@ -7,6 +7,7 @@ reported are medians over the rounds.
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -72,7 +73,11 @@ def run(options: Options) -> int:
         "absent": {one.name: one.advice for one in absent},
     }
     terminal.show(versus_table.head(meta, absent))
-    outcomes = _measure(options, meta, competitors, ranks, cores)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the cell's job ends too
+    try:
+        outcomes = _measure(options, meta, competitors, ranks, cores)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     document = comparison.document(meta, outcomes)
     terminal.show(versus_table.tail(document))
     if options.json is not None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -106,6 +107,21 @@ def test_a_peer_that_is_killed_leaves_no_shared_memory(tmp_path: Path) -> None:
     finally:
         foreign.unlink()
         own.unlink(missing_ok=True)
+
+
+def test_a_command_that_is_told_to_end_takes_its_jobs_along(tmp_path: Path) -> None:
+    peer = f"import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)  # {tmp_path}"
+    program = (
+        f"import sys; sys.path[:] = {[*sys.path, str(HERE)]!r}\n"
+        "from test_bench_versus import QUICK, Script, main, peers\n"
+        f"peers.FINDERS['gloo'] = lambda: [Script({peer!r})]\n"
+        "main(['allreduce', '-np', '1', '--sizes', '64', '--buffers', 'private', '--vs', 'gloo', *QUICK])\n"
+    )
+    done = completed([sys.executable, "-c", program])
+    left = [pid for pid in processes() if str(tmp_path) in command_line(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert (done.returncode, left) == (128 + signal.SIGTERM, []), done.stderr
 
 
 def test_a_peer_that_fails_shows_what_it_said() -> None:
