@@ -10,6 +10,7 @@ import numpy as np
 import ringreduce
 from ringreduce.bench import report, table, terminal
 from ringreduce.bench.measure import Row, measure
+from ringreduce.bench.memory import check_room
 from ringreduce.bench.options import Options, parse
 from ringreduce.bench.start import started
 from ringreduce.errors import Error
@@ -41,10 +42,12 @@ def main(argv: Sequence[str]) -> int:
 def run(options: Options) -> int:
     """As one rank of the job: measures all sizes, or as many as anybody reads of. Returns the exit status.
 
-    Raises InvalidArgumentError where --json cannot be written, on all ranks, before anything is measured.
+    Raises InvalidArgumentError where --json cannot be written or a size has no room, on all ranks, before anything is
+    measured.
     """
     with ringreduce.init():
         report.check_on_first(options.json)
+        check_room(options)
         facts = report.meta()
         cores = report.cores(facts)
         rows: list[Row] = []

@@ -2,18 +2,61 @@
 
 from __future__ import annotations
 
+import math
 import mmap
+import re
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import ringreduce
+from ringreduce.bench import machine
+from ringreduce.bench.collectives import COLLECTIVES
+from ringreduce.bench.oracle import DTYPES
+from ringreduce.errors import InvalidArgumentError
+from ringreduce.job.collective_json import allgather_json
+from ringreduce.launch.quota import memory_limit
 
+if TYPE_CHECKING:
+    from ringreduce.bench.options import Options
+
+GIB = 1 << 30
 HUGE_PAGE = 2 << 20
 
 Array = NDArray[Any]
+
+
+def check_room(options: Options) -> None:
+    """Whether the largest size has room on each host. Collective: raises InvalidArgumentError on all ranks."""
+    problem = without_room(options, ringreduce.size(), ringreduce.local_size())
+    for one in allgather_json(ringreduce.global_process_set.group, "bench.room", problem):
+        if one:
+            raise InvalidArgumentError(one)
+
+
+def without_room(options: Options, ranks: int, here: int) -> str:
+    """Why this host, which has `here` of the ranks, has no room for the largest size; "" where it has."""
+    collective = COLLECTIVES[options.collective]
+    itemsize = np.dtype(DTYPES[options.dtype][0]).itemsize
+    nbytes = max(collective.count(size, itemsize, ranks) for size in options.sizes) * itemsize
+    in_place = options.in_place if collective.in_place is None else collective.in_place
+    parts = [collective.input_parts, *([] if in_place else [collective.output_parts])]
+    is_limit_of_memory = options.limit and 1 < ranks == here and options.dtype != "bfloat16"
+    need = here * sum(nbytes // ranks if part else nbytes for part in parts) * (2 if is_limit_of_memory else 1)
+    if need <= (free := available()):
+        return ""
+    return (
+        f"ringreduce bench: a size of {nbytes} bytes takes {need / GIB:.1f} GiB of this host's memory, of which "
+        f"{free / GIB:.1f} GiB are free"
+    )
+
+
+def available() -> float:
+    """Bytes of memory that this host has left, or this container has."""
+    found = re.search(r"^MemAvailable: +(\d+) kB", machine.read("/proc/meminfo"), re.MULTILINE)
+    return min(int(found[1]) << 10 if found else math.inf, memory_limit())
 
 
 def operand(count: int, storage: type[np.generic], registered: bool) -> Array:

@@ -19,6 +19,7 @@ import numpy as np
 
 from ringreduce.bench import comparison, drawing, machine, peers, report, terminal, versus_table
 from ringreduce.bench.collectives import COLLECTIVES, SMALL_NBYTES
+from ringreduce.bench.memory import without_room
 from ringreduce.bench.options import DEFAULT_RANKS
 from ringreduce.bench.oracle import DTYPES
 from ringreduce.bench.peers.cell import Cell, Outcome, Peer
@@ -41,7 +42,8 @@ def run(options: Options) -> int:
     Raises:
         InvalidArgumentError: an unknown peer; a process that is a rank of a job, because each competitor has a job of
             its own and every rank of this one would start them all.
-        InvalidArgumentError: also a file that cannot be written, said before anything is measured.
+        InvalidArgumentError: also a file that cannot be written, or a size without room, said before anything is
+            measured.
         UnavailableError: --plot or --html without matplotlib, likewise.
     """
     place = environment.detect(network=True)
@@ -59,6 +61,8 @@ def run(options: Options) -> int:
     here, absent = peers.find(options.vs)
     competitors = [*_ours(options, here), *here]
     ranks = options.ranks or DEFAULT_RANKS
+    if not options.hosts and (problem := without_room(options, ranks, ranks)):
+        raise InvalidArgumentError(problem)
     cores = tuple(machine.allowed_cores())
     meta = {
         **machine.facts(),

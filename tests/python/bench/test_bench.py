@@ -14,7 +14,7 @@ import pytest
 from processes import completed
 
 import ringreduce
-from ringreduce.bench import loops, table
+from ringreduce.bench import loops, memory, table
 from ringreduce.bench.cli import main
 from ringreduce.bench.collectives import COLLECTIVES
 from ringreduce.bench.measure import Row
@@ -158,6 +158,33 @@ def test_a_wrong_result_is_counted_and_ends_with_status_1(run_ranks: RunRanks, t
     unchecked = ["allreduce", "--sizes", "64", "--no-check"]
     assert run_ranks(bench_with_a_lie, 2, args=(checked, unchecked)) == [[1, 0]] * 2
     assert [row["wrong"] for row in rows_of(file, 2)] == [1, 1]
+
+
+def bench_with_little_memory_on_rank_1(argv: Sequence[str]) -> int:
+    """As bench(), where one rank sees 1 MiB of memory."""
+    if os.environ["RINGREDUCE_RANK"] == "1":
+        memory.available = lambda: 1 << 20
+    return main([*argv, *QUICK])
+
+
+def test_a_size_without_room_is_refused_on_all_ranks(run_ranks: RunRanks, tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    argv = ["allreduce", "--sizes", "8,512K,8", "--no-limit", "--json", str(file)]
+    assert run_ranks(bench_with_little_memory_on_rank_1, 2, args=(argv,)) == [0, 0]
+    file.unlink()
+    for more in (["--limit"], ["--no-in-place"], ["--sizes", "1M"]):  # each doubles it
+        assert run_ranks(bench_with_little_memory_on_rank_1, 2, args=([*argv, *more],)) == [2, 2]
+        assert not file.exists()
+
+
+def test_a_size_without_room_says_so() -> None:
+    said = memory.without_room(parse(["allgather", "--sizes", "8,4000G"]), ranks=4, here=2)
+    assert re.fullmatch(
+        r"ringreduce bench: a size of 4294967296000 bytes takes 10000\.0 GiB of this host's memory, "
+        r"of which \d+\.\d GiB are free",
+        said,
+    )
+    assert memory.without_room(parse(["allreduce", "--sizes", "8"]), ranks=2, here=2) == ""
 
 
 def bench_without_moving_anything(*commands: Sequence[str]) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from processes import completed
 
-from ringreduce.bench import comparison, peers, versus
+from ringreduce.bench import comparison, memory, peers, versus
 from ringreduce.bench.cli import main
 from ringreduce.bench.collectives import COLLECTIVES
 from ringreduce.bench.options import parse
@@ -239,6 +239,15 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
     assert compare(monkeypatch, [says(5.0)], option, str(tmp_path / "no" / "a.svg")) == 2
     said = capsys.readouterr()
     assert (said.out, said.err.count("a.svg: cannot be written: there is no folder")) == ("", 1)
+
+
+def test_a_size_without_room_is_refused_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(memory, "available", lambda: 1 << 20)
+    assert compare(monkeypatch, [says(5.0)], "--sizes", "8,1M") == 2
+    said = capsys.readouterr()
+    assert (said.out, "a size of 1048576 bytes takes" in said.err) == ("", True)
 
 
 @pytest.mark.parametrize("library", list(mpi.LIBRARIES))
