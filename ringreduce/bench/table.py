@@ -1,4 +1,4 @@
-"""The table on the terminal: the columns of nccl-tests, so that people who paste such tables can read it."""
+"""The table on the terminal: the columns of nccl-tests, so that people who paste such tables can read it, and limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ringreduce.bench.options import Options
 
 HEADINGS = (  # column by column as line() below
-    "#       size         count      type   redop             time (us)               algbw    busbw  #wrong",
+    "#       size         count      type   redop             time (us)               algbw    busbw  #wrong   limit",
     "#        (B)    (elements)                          p50        p99        min   (GB/s)   (GB/s)",
 )
 
@@ -40,9 +40,10 @@ def line(options: Options, row: Row) -> str:
     op = options.op if COLLECTIVES[options.collective].reduces else "none"
     times = "".join(f" {_time(value):>10}" for value in (row.p50_us, row.p99_us, row.min_us))
     wrong = "N/A" if row.wrong is None else row.wrong
+    limit = "N/A" if row.fraction_of_limit is None else f"{row.fraction_of_limit:.2f}"
     return (
         f"{row.nbytes:>12}  {row.count:>12} {options.dtype:>9} {op:>7}{times}"
-        f" {row.algbw_GBps:>8.2f} {row.busbw_GBps:>8.2f} {wrong:>7}"
+        f" {row.algbw_GBps:>8.2f} {row.busbw_GBps:>8.2f} {wrong:>7} {limit:>7}"
     )
 
 

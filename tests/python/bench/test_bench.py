@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +120,9 @@ def test_the_command_starts_its_own_ranks(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert [row["nbytes"] for row in json.loads(file.read_text())["results"]] == [1024, 8192, 65536]
     heading = next(line for line in done.stdout.splitlines() if "algbw" in line)
-    assert heading.split()[-3:] == ["algbw", "busbw", "#wrong"]
+    assert heading.split()[-4:] == ["algbw", "busbw", "#wrong", "limit"]
     rows = [line.split() for line in done.stdout.splitlines() if line and not line.startswith("#")]
-    assert [(row[0], row[2], row[3], row[-1]) for row in rows] == [
+    assert [(row[0], row[2], row[3], row[-2]) for row in rows] == [
         (size, "float32", "sum", "0") for size in ("1024", "8192", "65536")
     ]
 
@@ -314,7 +315,7 @@ def test_p99_is_the_nearest_rank() -> None:
 
 def test_rows_are_aligned_with_the_heading() -> None:
     options = parse(["reducescatter"])
-    row = Row(1 << 27, 1 << 25, False, "ring", 9000.25, 10000.5, 12345.75, 13.42, 13.42, 0)
+    row = Row(1 << 27, 1 << 25, False, "ring", 9000.25, 10000.5, 12345.75, 13.42, 13.42, 0, 0.875)
     line = table.line(options, row)
     assert len(line) == len(table.HEADINGS[0])
     assert line.split() == [
@@ -328,5 +329,7 @@ def test_rows_are_aligned_with_the_heading() -> None:
         "13.42",
         "13.42",
         "0",
+        "0.88",
     ]
+    assert table.line(options, replace(row, fraction_of_limit=None)).split()[-2:] == ["0", "N/A"]
     assert table.tail([row]).startswith("# Out of bounds values : 0 OK")
