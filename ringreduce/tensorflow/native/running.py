@@ -90,27 +90,35 @@ def outermost(graph: Any) -> Any:
 
 def function_of(graph: Any) -> Any:
     """Of a branch, or a loop's body: the function that it is in."""
-    while getattr(graph, "is_control_flow_graph", False) and graph.outer_graph.building_function:
+    while _is_within_a_function(graph):
         graph = graph.outer_graph
     return graph
+
+
+def _is_within_a_function(graph: Any) -> bool:
+    return getattr(graph, "is_control_flow_graph", False) and bool(graph.outer_graph.building_function)
 
 
 def order_token() -> tf.Tensor:
     """The last argument of an operator that communicates. One for the process; in TensorFlow 1 one for each graph."""
     global _eager_token
-    if _eager_token is not None and tf.compat.v1.executing_eagerly_outside_functions():
-        return _eager_token
-    with tf.init_scope():
-        if tf.executing_eagerly():
-            with tf.device("CPU:0"):
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        if _eager_token is None:
+            with tf.init_scope(), tf.device("CPU:0"):
                 _eager_token = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name="ringreduce_order")
-            return _eager_token
+        return _eager_token if tf.executing_eagerly() else _token_in(tf.compat.v1.get_default_graph())
+    with tf.init_scope():
         graph = tf.compat.v1.get_default_graph()
         if not hasattr(graph, "_ringreduce_token"):  # kept by the graph, whose node it is
             with tf.device("CPU:0"), tf.control_dependencies(None), tf.name_scope(""):
                 # No variable: tf.custom_gradient looks for the Python object of each that a function depends on.
                 graph._ringreduce_token = tf.raw_ops.MutexV2(shared_name="ringreduce_order", name="ringreduce_order")
         return graph._ringreduce_token
+
+
+def _token_in(graph: Any) -> tf.Tensor:
+    """The token as a function has it, and from there a branch or a loop's body: gradients of these take no other."""
+    return graph.capture(_token_in(graph.outer_graph) if _is_within_a_function(graph) else _eager_token)
 
 
 def id_of(process_set: ProcessSet | int) -> int:

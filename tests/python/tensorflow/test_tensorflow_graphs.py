@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow_ranks
 from ranks import run_ranks
-from tensorflow_ranks import ENV, close
+from tensorflow_ranks import ENV, both, close
 
 pytestmark = pytest.mark.skipif(not tensorflow_ranks.INSTALLED, reason="TensorFlow is not installed")
 COUNT = 12
@@ -47,6 +47,7 @@ def functions() -> str:
     wrapped = tf.compat.v1.wrap_function(independent.python_function, [tf.TensorSpec([1])])
     check_every_kind(wrapped(tf.constant([rank + 1.0])))
     traced_again_on_one_rank(tf, hvd, rank)
+    gradient_of_a_loop(tf, hvd, rank)
     return "done"
 
 
@@ -70,6 +71,25 @@ def traced_again_on_one_rank(tf: Any, hvd: Any, rank: int) -> None:
         close(y, [float(rows[0] ** 2 + rows[1] ** 2)])
         close(gradient, [4.0 * rows[rank]])
         close(total, float(sum(rows)))
+
+
+def gradient_of_a_loop(tf: Any, hvd: Any, rank: int) -> None:
+    """And of a branch in it."""
+
+    def gradient(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = x
+            for i in tf.range(3):
+                if i < 2:
+                    y = hvd.allreduce(y, op=hvd.Sum)
+                y = tf.reduce_sum(hvd.allgather(y), keepdims=True)
+            loss = y * (rank + 1.0)
+        return tape.gradient(loss, x)
+
+    # Of the all-gather the mean over the ranks comes back, 1.5 first, and of the all-reduce the sum.
+    (got,) = both(gradient, tf.constant([rank + 1.0]))
+    close(got, [6.0])
 
 
 def late(tf: Any, x: Any, rank: int, number: int) -> Any:
