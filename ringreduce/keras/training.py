@@ -21,7 +21,7 @@ def is_built(model: Any) -> bool:
     """Whether the model has its variables; if so, the optimizer is made to have them too."""
     if not all(layer.built for layer in model._flatten_layers()):
         return False
-    if not model.optimizer.built:
+    if model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     return True
 
@@ -30,8 +30,8 @@ def broadcast(model: Any, root_rank: int, local_variables: Iterable[Any]) -> Non
     """Gives the variables of the model and the optimizer, but for local ones, the values of a rank. Collective."""
     synchronize(model)
     local = list(local_variables)
-    variables = [v for v in model.weights + model.optimizer.variables if not is_one_of(v, local)]
-    broadcast_variables(variables, root_rank)
+    state = [] if model.optimizer is None else model.optimizer.variables  # train_step() may have optimizers of its own
+    broadcast_variables([v for v in model.weights + state if not is_one_of(v, local)], root_rank)
 
 
 def learning_rate(model: Any) -> float:

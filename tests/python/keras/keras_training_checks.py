@@ -109,6 +109,17 @@ def broadcasts_begin_with_the_roots_variables(hvd: Any) -> None:
     model.weights[2].assign(before[2])
     fit(hvd, model, 1, callbacks=[callback])
     assert_close(weights(model), [before[0], *weights(make_model(seed=1))[1:]])
+
+    # A model whose train_step() has optimizers of its own.
+    for built in (True, False):
+        model = make_model(seed=hvd.rank(), built=built)
+        model.compile(optimizer=None)
+        callback = hvd.callbacks.BroadcastGlobalVariablesCallback(1)
+        callback.set_model(model)
+        callback.on_train_begin()
+        model(np.zeros((1, 6)))
+        callback.on_train_batch_end(0)
+        assert len({str(hvd.broadcast_object(weights(model), root)) for root in (0, 1)}) == 1
     for wrong in ("kernel", ["kernel"], [model.layers[0]]):
         with pytest.raises(hvd.InvalidArgumentError, match="All local variables must be of"):
             hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=wrong)
