@@ -66,7 +66,7 @@ def fresh_unless_same(tree: Path) -> Iterator[None]:
 def jobs() -> int:
     """How many files are compiled at once: one on each CPU that we may use, and each has a GiB of memory."""
     limits = runpy.run_path(str(ROOT / "ringreduce" / "launch" / "quota.py"))
-    memory = min(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), limits["memory_limit"]())
+    memory = min(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), limits["memory_left"]())
     return max(1, int(min(len(os.sched_getaffinity(0)), limits["cpu_quota"](), memory / 2**30)))
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -32,10 +31,11 @@ from ringreduce.bench import machine
 from ringreduce.bench.options import nbytes, positive
 from ringreduce.doctor.software import installed_version
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.exit_on_signal import exit_on_signal
 from ringreduce.lab import requirements
 from ringreduce.lab.lab import Lab
 from ringreduce.lab.network import Counters
-from ringreduce.timeline.whole_file import check_writable
+from ringreduce.timeline.whole_file import check_writable, whole_file
 
 SIZES = "4K,64K,256K,4M,16M"
 DEADLINE_S = 60.0
@@ -58,10 +58,10 @@ def main(argv: Sequence[str] | None = None, counters: Callable[[Lab], Counters] 
     except InvalidArgumentError as error:
         print(error, file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the lab ends with its processes
     facts = machine.facts()  # the load average before, not of, the measurement
     rate = None if args.rate == "none" else args.rate
-    with Lab(args.hosts, rate, shared=[Path(__file__).resolve().parent]) as lab:
+    shared = [Path(__file__).resolve().parent]
+    with exit_on_signal(), Lab(args.hosts, rate, shared=shared) as lab:  # the lab ends with its processes
         measured = rounds.measure(lab, plan, lambda: counters(lab))
     rows = figures.rows(measured.cells, args.hosts)
     low, middle, high = np.quantile(measured.goodput, (0.1, 0.5, 0.9))
@@ -83,9 +83,11 @@ def main(argv: Sequence[str] | None = None, counters: Callable[[Lab], Counters] 
         results = [{**asdict(row), "date": facts["date"]} for row in rows]
         document = {"meta": meta, "results": results}
         document["cells"] = [figures.cell_facts(cell, args.hosts) for cell in measured.cells]
-        Path(args.json).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        with whole_file(Path(args.json)) as file:
+            file.write((json.dumps(document, indent=1) + "\n").encode())
     if args.markdown:
-        Path(args.markdown).write_text(table.markdown(meta, rows), encoding="utf-8")
+        with whole_file(Path(args.markdown)) as file:
+            file.write(table.markdown(meta, rows).encode())
     ours = {competitor.name for competitor in plan.competitors if competitor.is_ours}
     bad = [row for row in rows if row.wrong or row.status == "void" or (row.competitor in ours and row.status != "ok")]
     return 1 if bad else 0

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 import ringreduce
 from ringreduce.bench import machine
-from ringreduce.bench.collectives import COLLECTIVES
+from ringreduce.bench.collectives import COLLECTIVES, Collective
 from ringreduce.bench.oracle import DTYPES
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.collective_json import allgather_json
-from ringreduce.launch.quota import memory_limit
+from ringreduce.launch.quota import memory_left
 
 if TYPE_CHECKING:
     from ringreduce.bench.options import Options
@@ -42,9 +42,10 @@ def without_room(options: Options, ranks: int, here: int) -> str:
     itemsize = np.dtype(DTYPES[options.dtype][0]).itemsize
     nbytes = max(collective.count(size, itemsize, ranks) for size in options.sizes) * itemsize
     in_place = options.in_place if collective.in_place is None else collective.in_place
-    parts = [collective.input_parts, *([] if in_place else [collective.output_parts])]
-    is_limit_of_memory = options.limit and 1 < ranks == here and options.dtype != "bfloat16"
-    need = here * sum(nbytes // ranks if part else nbytes for part in parts) * (2 if is_limit_of_memory else 1)
+    need = _operands_nbytes(collective, nbytes, ranks, in_place)
+    if options.limit and 1 < ranks == here and options.dtype != "bfloat16":  # limit.memory_s() has operands of its own
+        need += _operands_nbytes(collective, nbytes, ranks, collective.name == "allreduce")
+    need *= here
     if need <= (free := available()):
         return ""
     return (
@@ -53,10 +54,15 @@ def without_room(options: Options, ranks: int, here: int) -> str:
     )
 
 
+def _operands_nbytes(collective: Collective, nbytes: int, ranks: int, in_place: bool) -> int:
+    parts = [collective.input_parts, *([] if in_place else [collective.output_parts])]
+    return sum(nbytes // ranks if part else nbytes for part in parts)
+
+
 def available() -> float:
     """Bytes of memory that this host has left, or this container has."""
     found = re.search(r"^MemAvailable: +(\d+) kB", machine.read("/proc/meminfo"), re.MULTILINE)
-    return min(int(found[1]) << 10 if found else math.inf, memory_limit())
+    return min(int(found[1]) << 10 if found else math.inf, memory_left())
 
 
 def operand(count: int, storage: type[np.generic], registered: bool) -> Array:

@@ -7,7 +7,6 @@ reported are medians over the rounds.
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from ringreduce.bench.peers.cell import Cell, Outcome, Peer
 from ringreduce.bench.peers.cell import run as run_cell
 from ringreduce.bench.peers.ours import Ours
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.exit_on_signal import exit_on_signal
 from ringreduce.job import environment
 from ringreduce.launch.host_options import hosts_text
 from ringreduce.timeline.whole_file import check_writable
@@ -77,11 +77,8 @@ def run(options: Options) -> int:
         "absent": {one.name: one.advice for one in absent},
     }
     terminal.show(versus_table.head(meta, absent))
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the cell's job ends too
-    try:
+    with exit_on_signal():  # the cell's job ends too
         outcomes = _measure(options, meta, competitors, ranks, cores)
-    finally:
-        signal.signal(signal.SIGTERM, before)
     document = comparison.document(meta, outcomes)
     terminal.show(versus_table.tail(document))
     if options.json is not None:

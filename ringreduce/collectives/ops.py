@@ -98,7 +98,7 @@ def allreduce(
         process_set: the ranks that take part.
         wire: how float32 elements travel between hosts, for op Average and Sum: "fp16", "bf16" or "int8" (the first
             two for Min and Max as well); the same on all ranks. None (default): as they are, as they always do within
-            a host, and up to the eager limit (16 KiB or less) between hosts. Sums are float32.
+            a host, and up to the eager limit (8 KiB or less) between hosts. Sums are float32.
             docs/reference/algorithms.md has formats and error bounds.
 
     Returns:

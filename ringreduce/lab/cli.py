@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from ringreduce.exit_on_signal import exit_on_signal
 from ringreduce.lab import requirements, slurm
 from ringreduce.lab.lab import Lab, end
 from ringreduce.lab.mpi import settings
@@ -37,8 +38,8 @@ def main(argv: Sequence[str]) -> int:
     if reason := requirements.missing() or (slurm.missing() if options.slurm else None):
         print(reason, file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with ExitStack() as stack:
+        stack.enter_context(exit_on_signal())
         lab = stack.enter_context(Lab(options.hosts, None if options.rate == "none" else options.rate))
         env = {**settings(lab.ssh), "LAB_SSH": str(lab.ssh), "LAB_FOLDER": str(lab.folder), "PS1": r"\u@\h:\w# "}
         if options.slurm:

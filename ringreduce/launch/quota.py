@@ -19,9 +19,9 @@ def cpu_quota(proc: Path = Path("/proc/self")) -> float:
     return min((_quota(folder) for folder in _folders(proc, "cpu")), default=math.inf)
 
 
-def memory_limit(proc: Path = Path("/proc/self")) -> float:
-    """The smallest limit of memory of these groups, in bytes; math.inf where there is none. Arguments as above."""
-    return min((_limit(folder) for folder in _folders(proc, "memory")), default=math.inf)
+def memory_left(proc: Path = Path("/proc/self")) -> float:
+    """The least memory that these groups have left, in bytes; math.inf without a limit. Arguments as above."""
+    return min((_left(folder) for folder in _folders(proc, "memory")), default=math.inf)
 
 
 def _quota(folder: Path) -> float:
@@ -34,10 +34,16 @@ def _quota(folder: Path) -> float:
     return int(quota) / int(period)
 
 
-def _limit(folder: Path) -> float:
-    """That of one group: memory.max (version 2), or memory.limit_in_bytes (version 1, a huge number: no limit)."""
+def _left(folder: Path) -> float:
+    """That of one group: memory.max (version 2), or memory.limit_in_bytes (version 1, a huge number: no limit), without
+    what is in use but for pages of files, which the kernel drops where it needs room."""
     limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
-    return int(limit) if limit.isdecimal() else math.inf
+    if not limit.isdecimal():
+        return math.inf
+    used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes") or "0"
+    fields = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
+    files = fields.get("total_inactive_file") or fields.get("inactive_file", "0")
+    return int(limit) - max(0, int(used) - int(files))
 
 
 def _folders(proc: Path, wanted: str) -> Iterator[Path]:

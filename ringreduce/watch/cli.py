@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from ringreduce.errors import Error, InvalidArgumentError
+from ringreduce.exit_on_signal import exit_on_signal
 from ringreduce.watch import table
 from ringreduce.watch.board import Board
 
@@ -29,11 +29,9 @@ MOST_S = 3600.0
 def main(argv: Sequence[str]) -> int:
     """Runs the command. Returns 0; 1 where no job runs; 2 where none can be read, or an option is wrong."""
     options = _options(argv)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # whoever has something to put back does so
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup has it ignored
-            signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
-        return _run(options)
+        with exit_on_signal():
+            return _run(options)
     except Error as error:
         print(f"ringreduce top: {error}", file=sys.stderr)
         return 2

@@ -124,6 +124,7 @@ class Watched:
             return self._last
         now = self.job.read()
         before = self._before(now)
+        earlier = {rank.rank: rank for rank in before.ranks} if before is not None else {}
         unsampled = _unsampled(now)
         self._last = JobFigures(
             pid=self.job.pid,
@@ -136,8 +137,10 @@ class Watched:
             late="" if unsampled else now.late,
             failure=now.failure,
             unsampled=unsampled,
-            ranks=tuple(_figures(rank, now, before, self.job.groups == 0) for rank in now.ranks),
-            links=tuple(_links(now, before)),
+            ranks=tuple(
+                _figures(rank, earlier.get(rank.rank), now, before, self.job.groups == 0) for rank in now.ranks
+            ),
+            links=tuple(_links(now, before, earlier)),
         )
         return self._last
 
@@ -150,8 +153,10 @@ class Watched:
         return before
 
 
-def _figures(rank: RankReading, now: Reading, before: Reading | None, is_one_group: bool) -> RankFigures:
-    earlier = next((one for one in before.ranks if one.rank == rank.rank), None) if before is not None else None
+def _figures(
+    rank: RankReading, earlier: RankReading | None, now: Reading, before: Reading | None, is_one_group: bool
+) -> RankFigures:
+    """earlier: of the rank, in `before`."""
     elapsed_s = sampled_s = 0.0  # between what is known of the rank then and now
     if before is not None and earlier is not None and _is_known(rank) and _is_known(earlier):
         elapsed_s = (now.at_s - rank.age_s) - (before.at_s - earlier.age_s)
@@ -205,9 +210,11 @@ def _unsampled(now: Reading) -> str:
     return f"rank {rank.rank} does not look who waits on this host, and who is late is not known: {why}"
 
 
-def _links(now: Reading, before: Reading | None) -> list[LinkFigures]:
-    """Of a host's ranks the one whose connections were busy longest counts, and the bytes of all."""
-    known = {rank.rank: rank for rank in before.ranks} if before is not None else {}
+def _links(now: Reading, before: Reading | None, known: dict[int, RankReading]) -> list[LinkFigures]:
+    """Of a host's ranks the one whose connections were busy longest counts, and the bytes of all.
+
+    known: the ranks of `before`.
+    """
     found: dict[tuple[int, int], LinkFigures] = {}
     for rank in now.ranks:
         earlier = known.get(rank.rank)

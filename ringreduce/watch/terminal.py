@@ -27,8 +27,8 @@ _NARROWEST = 40
 
 _QUIT = frozenset("qQ\x1b\x03\x04\x1c")
 """q, escape, and what ^C, ^D and ^\\ send."""
-_OTHER_KEY = re.compile(r"\x1b[\[O][0-9;]*[A-Za-z~]")
-"""An arrow or F2, say, which begins with escape."""
+_OTHER_KEY = re.compile(r"\x1b(\[\[[A-Z]|[\[O][0-9;<?]*[A-Za-z~]|[^\x00-\x1f])")
+"""An arrow, F2 (also of Linux' console) or a key with Alt, say, which begins with escape."""
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 

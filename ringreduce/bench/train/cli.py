@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from ringreduce.bench.train.modes import ALWAYS, METHODS, MODES
 from ringreduce.bench.train.modes.mode import Mode
 from ringreduce.bench.train.options import Options, parse
 from ringreduce.errors import Error, UnavailableError
+from ringreduce.exit_on_signal import exit_on_signal
 from ringreduce.launch.binding import cores_of, cpu_shares, thread_share
 from ringreduce.launch.host_options import hosts_text
 from ringreduce.launch.hosts import Host
@@ -34,22 +34,20 @@ def main(argv: Sequence[str]) -> int:
         round, or ended with a loss that is no number (a peer that fails does not count); 2 when the arguments ask for
         what there is not.
     """
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # jobs, hosts and folders go
     try:
-        options = parse(argv)
-        FRAMEWORKS[options.framework].need()
-        report.check(options.json)
-        if options.plot is not None:
-            check_picture("ringreduce bench train --plot", options.plot)
-        is_synthetic = options.per_rank or (options.hosts and options.data is None)
-        chosen = "synthetic" if is_synthetic else data.choose(options.data)
-        with linked(options) as placed:
-            return run(placed, chosen)
+        with exit_on_signal():  # jobs, hosts and folders go
+            options = parse(argv)
+            FRAMEWORKS[options.framework].need()
+            report.check(options.json)
+            if options.plot is not None:
+                check_picture("ringreduce bench train --plot", options.plot)
+            is_synthetic = options.per_rank or (options.hosts and options.data is None)
+            chosen = "synthetic" if is_synthetic else data.choose(options.data)
+            with linked(options) as placed:
+                return run(placed, chosen)
     except Error as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -173,6 +173,8 @@ def test_a_size_without_room_is_refused_on_all_ranks(run_ranks: RunRanks, tmp_pa
     argv = ["allreduce", "--sizes", "8,512K,8", "--no-limit", "--json", str(file)]
     assert run_ranks(bench_with_little_memory_on_rank_1, 2, args=(argv,)) == [0, 0]
     file.unlink()
+    broadcast = ["broadcast", "--sizes", "256K", "--json", str(file)]  # the limit has an output of its own
+    assert run_ranks(bench_with_little_memory_on_rank_1, 2, args=(broadcast,)) == [2, 2]
     for more in (["--limit"], ["--no-in-place"], ["--sizes", "1M"]):  # each doubles it
         assert run_ranks(bench_with_little_memory_on_rank_1, 2, args=([*argv, *more],)) == [2, 2]
         assert not file.exists()

@@ -163,7 +163,7 @@ def test_jobs_fit_on_cpus_and_into_memory(
 
     def limits(path: str) -> dict[str, Any]:
         found = run_path(path)
-        return {name: lambda read=found[name]: read(tmp_path) for name in ("cpu_quota", "memory_limit")}
+        return {name: lambda read=found[name]: read(tmp_path) for name in ("cpu_quota", "memory_left")}
 
     monkeypatch.setattr(setup["runpy"], "run_path", limits)
     assert setup["jobs"]() == jobs

@@ -71,12 +71,13 @@ MAY_IMPORT = {
     "_core": set(),
     "errors": set(),
     "no_core": set(),
+    "exit_on_signal": set(),
     "horovod_variables": set(),
     "state": {"errors"},
     "config": {"_core", "errors", "horovod_variables", "state"},
     "gpu": {"_core", "errors", "state"},
     "timeline": {"errors"},
-    "watch": {"_core", "errors", "timeline"},
+    "watch": {"_core", "errors", "exit_on_signal", "timeline"},
     "plan": {"_core", "errors", "config"},
     "job": {"_core", "errors", "state", "config", "timeline", "plan"},
     "collectives": {"_core", "errors", "state", "gpu", "job"},
@@ -134,8 +135,8 @@ MAY_IMPORT["tensorflow/keras"] = MAY_IMPORT["tensorflow"] | {"tensorflow", "kera
 MAY_IMPORT["compat"] = set()
 MAY_IMPORT["launch"] = {"errors", "horovod_variables", "job", "compat"}
 MAY_IMPORT["compat/path"] = {"features", "job", "common", "compat", "launch"}
-MAY_IMPORT["lab"] = {"errors", "launch"}
-MAY_IMPORT["bench"] = BELOW_FRAMEWORKS | {"launch", "plan", "timeline", "lab"}
+MAY_IMPORT["lab"] = {"errors", "exit_on_signal", "launch"}
+MAY_IMPORT["bench"] = BELOW_FRAMEWORKS | {"exit_on_signal", "launch", "plan", "timeline", "lab"}
 MAY_IMPORT["tuning"] = BELOW_FRAMEWORKS | {"launch", "plan", "timeline", "bench"}
 MAY_IMPORT["doctor"] = BELOW_FRAMEWORKS | {"horovod_variables", "launch", "bench", "plan"}
 MAY_IMPORT["cli"] = {"errors"}

@@ -222,7 +222,7 @@ def test_on_a_terminal_until_q_is_pressed() -> None:
 @pytest.mark.parametrize("keys", ["\x1b", "qq", "\x03\x03", "\x1b[Aq"])
 def test_keys_that_end_it_also_where_several_are_read_at_once(keys: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Board] = []
-    pressed = iter(["", "x", "\x1b[A\x1bOQ", keys])  # F2 has a Q
+    pressed = iter(["", "x", "\x1b[A\x1bOQ\x1b[[B\x1bx", keys])  # F2 has a Q
     monkeypatch.setattr(terminal, "_draw", drawn.append)
     monkeypatch.setattr(terminal, "_keys", lambda: nullcontext(lambda _: next(pressed)))
     board = cast(Board, SimpleNamespace())
