@@ -16,6 +16,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -33,6 +34,8 @@ REPORT_NBYTES = 8192  # of a report at most, its text in JSON
 CHILD_PRIORITY = 100  # of multiprocessing's finalizers: before those that wait for the child's own children
 MONITORING_TOOLS = (4, 3)  # the numbers of sys.monitoring that are nobody's
 GRACE_S = 1.0  # for the others to raise and print; their output is lost once MPI kills them
+
+_OF_ANOTHER_RANK = re.compile(r"\b(PeerLostError|ShutdownError): .*")
 
 _armed = 0  # the process that is a rank; a forked child is none
 _tellers: dict[Callable[[str], None], tuple[int, Callable[[], None]]] = {}  # each with the process that it is for
@@ -161,7 +164,7 @@ def tell_of(error: BaseException) -> None:
         return
     what = cause(error)
     if _armed == os.getpid():
-        _report(what)  # before the others fail, and report that
+        _report(_repeated(error) or what)  # before the others fail, and report that
     for fail, (process, _) in list(_tellers.items()):
         if process == os.getpid():
             with suppress(Exception):  # the job has to end all the same
@@ -193,7 +196,27 @@ def cause(error: BaseException) -> str:
     library.
     """
     lines = "".join(traceback.format_exception_only(type(error), error)).splitlines()
-    text = next((line for line in lines if not line.startswith(" ")), type(error).__name__)
+    return _with_place(next((line for line in lines if not line.startswith(" ")), type(error).__name__), error)
+
+
+def _repeated(error: BaseException) -> str | None:
+    """The same of the end of another rank from which the error has come; None: from no such end.
+
+    A framework has our error in its own (TensorFlow's graphs, JAX' programs), and a program may have raised another one
+    from it.
+    """
+    seen: list[BaseException] = []
+    one: BaseException | None = error
+    while one is not None and one not in seen:
+        seen.append(one)
+        found = _OF_ANOTHER_RANK.search("".join(traceback.format_exception_only(type(one), one)))
+        if found is not None:
+            return _with_place(f"ringreduce.errors.{found[0]}", error)
+        one = one.__cause__ or one.__context__
+    return None
+
+
+def _with_place(text: str, error: BaseException) -> str:
     text = _printable(text)[:CAUSE_NBYTES].decode(errors="ignore")
     places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     own = [place for place in places if is_user_code(place[0])] or places

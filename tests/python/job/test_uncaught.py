@@ -166,12 +166,12 @@ with job():
 }
 
 
-def under_ringrun(program: str, folder: Path, size: int) -> list[str]:
+def under_ringrun(program: str, folder: Path, size: int, status: int = 1) -> list[str]:
     """Lines of stderr of a program that fails."""
     (folder / "train.py").write_text(program)
     command = [sys.executable, "-m", "ringreduce.launch.ringrun", "-np", str(size), str(folder / "train.py")]
     done = completed(command, env=clean_environment())
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == status, done.stderr
     return done.stderr.splitlines()
 
 
@@ -182,6 +182,37 @@ def test_ringruns_last_line_is_the_cause_and_the_others_know(way: str, tmp_path:
     survivors = [line for line in lines if "PeerLostError: [ringreduce rank 1/3" in line]
     assert sum(line.endswith(f"lost rank 1: {why}") for line in survivors) == 2, lines
     assert lines[-1] == f"ringrun: the first uncaught exception was that of rank 1: {why}"
+
+
+RANK_1_IS_KILLED = """
+import os
+import signal
+import numpy as np
+import ringreduce
+
+ringreduce.init()
+ringreduce.barrier()
+if ringreduce.rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    while True:
+        ringreduce.allreduce(np.ones(3))
+except ringreduce.PeerLostError as error:
+    text = f"UNAVAILABLE: error of a callback: {type(error).__name__}: {error}"
+    """
+WAYS_TO_REPEAT = {
+    "raised from it": "raise RuntimeError('training failed') from error",
+    "raised while it is handled": "[][1]",
+    "hidden behind another": "raise RuntimeError('training failed') from None",
+    "in a framework's own": "failed = RuntimeError(text)\nraise failed",
+    "behind a headline": "failed = RuntimeError('Graph execution error:\\n\\n' + text)\nraise failed",
+}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_REPEAT)
+def test_the_cause_is_the_rank_that_was_killed_however_the_others_say_so(way: str, tmp_path: Path) -> None:
+    lines = under_ringrun(RANK_1_IS_KILLED + WAYS_TO_REPEAT[way], tmp_path, 2, 128 + signal.SIGKILL)
+    assert re.match("ringrun: the first to fail was rank 1 .* killed by signal 9", lines[-1]), lines
 
 
 def unprintable() -> list[str]:
