@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -21,6 +22,7 @@ from ringreduce.launch.local import LocalLaunch
 def main(argv: Sequence[str] | None = None, prog: str = "ringrun") -> int:
     """Runs the command line; returns the exit status."""
     _open_closed_streams()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever started this may ignore it: no child's status would be kept
     try:
         options = command_line.read(argv, prog)
     except Error as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -73,7 +74,8 @@ def run(
     Raises:
         Error: a rank failed; the text has its number and its traceback, __cause__ is its exception if it has one.
         TimeoutError: timeout_s ran out; the text names the ranks that were running.
-        InvalidArgumentError: np or hosts make no sense, or fn or its arguments cannot be sent to another process.
+        InvalidArgumentError: np or hosts make no sense, or fn or its arguments cannot be sent to another process; or
+            this process ignores SIGCHLD.
         UnavailableError: horovods asks for what does not exist here, or a host cannot be used: the text says which
             and why.
         TypeError: horovod.run() has no such argument either.
@@ -81,6 +83,11 @@ def run(
     >>> run(max, args=(3, 4), np=2)
     [4, 4]
     """
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        raise InvalidArgumentError(
+            "run(): this process ignores SIGCHLD, so that nobody can learn how a rank ends; before the call: "
+            "signal.signal(signal.SIGCHLD, signal.SIG_DFL)"
+        )
     if np is not None and num_proc is not None:
         raise InvalidArgumentError("np and num_proc are two names of one argument; give one of them")
     named = merged(named_hosts(hosts, hostfile))

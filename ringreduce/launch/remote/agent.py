@@ -47,6 +47,7 @@ LOCAL = "local"
 
 def main() -> int:
     """Serves one ringrun. Returns 0 if it has ended the job, 1 if it has gone."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # as in ringrun.main()
     orders, news = os.dup(STDIN), os.dup(STDOUT)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, STDIN)

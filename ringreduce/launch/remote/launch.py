@@ -41,8 +41,8 @@ def orders(options: argparse.Namespace, environ: Mapping[str, str], call: bytes 
         bind=options.bind == "core",
         ssh=Ssh(_ssh_arguments(options)),
         start_s=_start_s(variables.get("RINGREDUCE_INIT_TIMEOUT", "")),
-        interfaces=Interfaces.named(options.network_interface or "", environ),
-        address=host_and_port(without_places(environ).get("RINGREDUCE_ADDRESS", "")),
+        interfaces=Interfaces.named(options.network_interface or "", variables),
+        address=host_and_port(variables.get("RINGREDUCE_ADDRESS", "")),
         ports=allowed_ports(variables.get(VARIABLE, "")),
         call=call,
     )

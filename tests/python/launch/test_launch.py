@@ -489,6 +489,14 @@ def test_no_input_or_output(closed: str, tmp_path: Path) -> None:
     assert (tmp_path / "1").read_text() == "\n"
 
 
+def test_whoever_starts_it_may_ignore_the_end_of_children() -> None:
+    rank = [sys.executable, "-c", "import subprocess, sys; sys.exit(subprocess.call(['sh', '-c', 'exit 3']))"]
+    ignoring = ["sh", "-c", "trap '' CHLD; exec \"$@\"", "sh"]
+    done = completed([*ignoring, *RINGRUN, "-np", "2", *rank], env=clean_environment())
+    assert done.returncode == 3, done.stderr
+    assert "exited with status 3" in done.stderr
+
+
 def test_a_process_that_cannot_be_bound() -> None:
     with pytest.raises(OSError, match=r"a new process could not be prepared: .* CPUs \[99999\]"):
         spawn(["true"], {}, [99999], subprocess.DEVNULL, subprocess.DEVNULL, subprocess.DEVNULL)

@@ -294,6 +294,10 @@ def test_variables_that_go_to_other_hosts() -> None:
     assert orders(read, environ | {"NCCL_SOCKET_IFNAME": "x"}).interfaces == Interfaces(
         "--network-interface", ["eth0", "ib0"]
     )
+    asked = ["-x", "RINGREDUCE_NETWORK_INTERFACE=ib0", "-x", "RINGREDUCE_ADDRESS=10.0.0.1:29400"]
+    found = orders(options.read(["-H", "elsewhere:2", *asked, "true"], "ringrun"), {"RINGREDUCE_ADDRESS": ":29401"})
+    assert found.interfaces == Interfaces("RINGREDUCE_NETWORK_INTERFACE", ["ib0"])
+    assert found.address == ("10.0.0.1", 29400)
     read = options.read(["-H", "elsewhere:2", "true"], "ringrun")
     with pytest.raises(InvalidArgumentError, match="RINGREDUCE_INIT_TIMEOUT=soon"):
         orders(read, {"RINGREDUCE_INIT_TIMEOUT": "soon"})

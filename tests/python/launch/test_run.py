@@ -168,6 +168,15 @@ def test_arguments_that_cannot_be_met(wrong: dict[str, Any], kind: type[Exceptio
         run(place, **wrong)
 
 
+def test_where_the_end_of_a_rank_cannot_be_learned() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(InvalidArgumentError, match="ignores SIGCHLD"):
+            run(max, args=(3, 4), np=1)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 @pytest.mark.parametrize("np", [0, -1])
 def test_np_out_of_range(np: int) -> None:
     with pytest.raises(InvalidArgumentError, match="np="):
