@@ -175,7 +175,30 @@ def _launcher(environ: Environ) -> Launcher | None:
     mpi = next((known for known in found if known.source in _OF_MPI), None)
     if found and found[0] is _TORCHRUN and mpi is not None:
         return _nearer(found[0], mpi, environ)
+    if found and found[0].source == "ringrun":
+        _check_nothing_within(found[0], found[1:], environ)
     return found[0] if found else None
+
+
+def _check_nothing_within(ringrun: Launcher, others: list[Launcher], environ: Environ) -> None:
+    """That no rank of ringrun's has called another launcher, each of whose ranks would take that rank's place."""
+    for other in others:
+        if other.source == "horovod" or _rank_and_size(other, environ) == _rank_and_size(ringrun, environ):
+            continue  # ringrun sets these; and a wrapper may set those that a program asks for
+        if starter.is_nearer(ringrun.marks, other.marks, environ) is False:
+            raise InvalidArgumentError(
+                f"{_marks(ringrun, environ)} of ringrun and {_marks(other, environ)} of {other.source}, which a rank "
+                "of ringrun's has called: use one of the two launchers, or start the inner one by "
+                "env -u RINGREDUCE_RANK -u RINGREDUCE_RENDEZVOUS"
+            )
+
+
+def _rank_and_size(launcher: Launcher, environ: Environ) -> list[str]:
+    return [next((environ[name] for name in names if name in environ), "") for names in (launcher.rank, launcher.size)]
+
+
+def _marks(launcher: Launcher, environ: Environ) -> str:
+    return " and ".join(f"{mark}={environ[mark]}" for mark in launcher.marks)
 
 
 def _nearer(torchrun: Launcher, mpi: Launcher, environ: Environ) -> Launcher:
@@ -184,18 +207,15 @@ def _nearer(torchrun: Launcher, mpi: Launcher, environ: Environ) -> Launcher:
     torchrun is often one task of a step of srun's, or of mpirun's, on each node: all of its ranks have that task's
     PMIX_RANK, PMI_RANK or OMPI_COMM_WORLD_RANK. And mpirun may be called by a rank of torchrun's, a driver, say.
     """
-    torchs, mpis = (
-        [next((environ[name] for name in names if name in environ), "") for names in (known.rank, known.size)]
-        for known in (torchrun, mpi)
-    )
+    torchs, mpis = (_rank_and_size(known, environ) for known in (torchrun, mpi))
     if torchs == mpis:  # one rank of torchrun's in each task: MPI knows as much
         return mpi
     is_torchrun = starter.is_nearer(torchrun.marks, mpi.marks, environ)
     if is_torchrun is None and torchs[1] == "1" != mpis[1]:  # else each of MPI's ranks might be alone with its work
-        marks = " and ".join(f"{name}={environ[name]}" for name in (*torchrun.marks, *mpi.marks))
         raise InvalidArgumentError(
-            f"{marks} are of two launchers, and the inner one cannot be told: for ranks of {mpi.source} within a rank "
-            "of torchrun's, start them by env -u TORCHELASTIC_RUN_ID; for ranks of torchrun's, unset the others"
+            f"{_marks(torchrun, environ)} and {_marks(mpi, environ)} are of two launchers, and the inner one cannot be "
+            f"told: for ranks of {mpi.source} within a rank of torchrun's, start them by env -u TORCHELASTIC_RUN_ID; "
+            "for ranks of torchrun's, unset the others"
         )
     return mpi if is_torchrun is False else torchrun
 
@@ -222,10 +242,9 @@ def _first_integer(launcher: Launcher, names: tuple[str, ...], environ: Environ)
     for name in names:
         if name in environ:
             return name, _integer(name, environ)
-    marks = " and ".join(f"{mark}={environ[mark]}" for mark in launcher.marks)
     raise InvalidArgumentError(
-        f"{marks} says that {launcher.source} started this process, but {' or '.join(names)} is not set; "
-        "set it, or pass rank= and size= to init()"
+        f"{_marks(launcher, environ)} says that {launcher.source} started this process, but {' or '.join(names)} is "
+        "not set; set it, or pass rank= and size= to init()"
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import sys
 
@@ -224,6 +226,8 @@ def test_the_secret_is_never_in_a_message() -> None:
 
 PRINT_PLACE = """
 import os
+import re
+import shlex
 from ringreduce.job.environment import detect
 p = detect()
 os.write(1, f"{p.rank} {p.size} {p.local_size} {p.source} {p.job}\\n".encode())
@@ -251,3 +255,25 @@ def test_real_launchers(command: list[str], source: str, job: str, outer: dict[s
     assert [row[:4] for row in rows] == [[str(rank), "3", "3", source] for rank in range(3)]
     assert len({row[4] for row in rows}) == 1
     assert rows[0][4].startswith(job)
+
+
+OF_RINGRUN = {"RINGREDUCE_RANK": "0", "RINGREDUCE_SIZE": "2"}
+WHAT_IS_WITHIN = {
+    "torchrun in a rank of ringrun's": (OF_RINGRUN, "TORCHELASTIC_RUN_ID=none RANK=1 WORLD_SIZE=4", "torchrun"),
+    "mpirun in a rank of ringrun's": (OF_RINGRUN, "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4", "openmpi"),
+    "a wrapper's words": (OF_RINGRUN, "RANK=0 WORLD_SIZE=2", ""),
+    "ringrun in a rank of torchrun's": (TORCHRUN_OF_1, "RINGREDUCE_RANK=1 RINGREDUCE_SIZE=2", ""),
+}
+
+
+@pytest.mark.parametrize("case", WHAT_IS_WITHIN)
+def test_a_launcher_within_a_rank_of_ringruns_is_not_overlooked(case: str) -> None:
+    outer, inner, blamed = WHAT_IS_WITHIN[case]
+    detect = "from ringreduce.job.environment import detect; place = detect(); print(place.source, place.size)"
+    script = f"{inner} {shlex.join([sys.executable, '-c', detect])}; exit $?"
+    done = completed(["sh", "-c", script], env=clean_environment() | outer)
+    if blamed:
+        assert done.returncode == 1
+        assert re.search(f"RINGREDUCE_RANK=0 of ringrun and .* of {blamed}, which a rank", done.stderr), done.stderr
+    else:
+        assert done.stdout == "ringrun 2\n", done.stderr
