@@ -16,12 +16,12 @@ class Epoll {
   int fd() const { return fd_.get(); }
   void add(int fd, uint32_t events) { check_sys(control(EPOLL_CTL_ADD, fd, events), "epoll_ctl"); }
   bool try_add(int fd, uint32_t events) { return control(EPOLL_CTL_ADD, fd, events) == 0; }  // false: with errno
-  // Its events carry `tag` in the place of fd.
-  void add_tagged(int fd, uint32_t events, void* tag) {
+  // Its events carry `tag` in the place of fd. False: with errno.
+  bool try_add_tagged(int fd, uint32_t events, void* tag) {
     epoll_event event = {};
     event.events = events;
     event.data.ptr = tag;
-    check_sys(::epoll_ctl(fd_.get(), EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
+    return ::epoll_ctl(fd_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
   }
   void change(int fd, uint32_t events) { check_sys(control(EPOLL_CTL_MOD, fd, events), "epoll_ctl"); }
   // Closing the last descriptor of a file removes it too, but a forked child may have another.

@@ -4,11 +4,14 @@
 #include <unistd.h>
 
 #include <array>
+#include <memory>
 #include <vector>
 
 #include "base/clock.h"
 #include "doctest/doctest.h"
+#include "os/mapping.h"
 #include "os/owned_fd.h"
+#include "transport/tcp/tcp_link.h"
 
 namespace rr::test {
 namespace {
@@ -107,6 +110,43 @@ TEST_CASE("readable: each of a few connections is read again and again, also onc
     for (Connection& one : many) readable.remove(one.here.get(), *one.flag);
   }
   CHECK(is_ever_taken(few[1]));
+}
+
+TEST_CASE("readable: a connection that the kernel cannot watch is read each time") {
+  Readable readable;
+  std::vector<Connection> all = connections(readable, 20);
+  const OwnedFd file(create_memfd("file", 4096));  // no epoll takes one
+  Readable::Flag& flag = readable.add(file.get());
+  for (int turn = 0; turn < 3; ++turn) CHECK(flag.take());
+}
+
+TEST_CASE("readable: a link reads to the end what it cannot take at once, also where nothing more comes") {
+  constexpr size_t kNbytes = 6 * kRecordNbytes;  // it takes four records at once
+  Readable readable;
+  const std::vector<Connection> many = connections(readable, 20);
+  std::array<int, 2> ends = {};
+  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends.data()) == 0);
+  std::array<std::unique_ptr<Link>, 2> links;
+  for (size_t i = 0; i < 2; ++i) {
+    const int room = 1 << 20;
+    REQUIRE(::setsockopt(ends[i], SOL_SOCKET, SO_SNDBUF, &room, sizeof room) == 0);
+    const auto connection = std::make_shared<TcpConnection>(static_cast<int>(1 - i), 0);
+    connection->open(OwnedFd::from([&] { return ends[i]; }), Session(), &readable.add(ends[i]));
+    links[i] = tcp_link(connection, static_cast<int>(i), [] {}, [] {});
+  }
+  std::vector<std::byte> sent(kNbytes);
+  for (size_t i = 0; i < kNbytes; ++i) sent[i] = static_cast<std::byte>(i / 1000);
+  std::vector<std::byte> got(kNbytes);
+  REQUIRE(links[1]->pull(got.data(), kNbytes) == 0);  // from here on only what comes raises the flag
+  REQUIRE(links[0]->push(sent.data(), kNbytes) == kNbytes);
+  size_t pulled = 0;
+  for (int turn = 0; turn < 10 && pulled < kNbytes; ++turn) {
+    pulled += links[1]->pull(got.data() + pulled, kNbytes - pulled);
+    const int64_t until_ns = now_ns() + 2000;
+    while (now_ns() < until_ns) continue;
+  }
+  CHECK(pulled == kNbytes);
+  CHECK(got == sent);
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ bool Readable::Flag::take() {
   const uint64_t looks = all_.looks_.load(std::memory_order_relaxed);
   const bool is_asked = looks != looks_;
   looks_ = looks;
-  return is_up_.exchange(false) || is_asked || has_ended_.load(std::memory_order_relaxed);
+  return is_up_.exchange(false) || is_asked || is_always_up_.load(std::memory_order_relaxed);
 }
 
 Readable::Flag& Readable::add(int fd) {
@@ -21,8 +21,7 @@ Readable::Flag& Readable::add(int fd) {
   Flag& flag = *free_.back();
   free_.pop_back();
   flag.is_up_.store(true);
-  flag.has_ended_.store(false);
-  epoll_.add_tagged(fd, EPOLLIN | EPOLLRDHUP | EPOLLET, &flag);
+  flag.is_always_up_.store(!epoll_.try_add_tagged(fd, EPOLLIN | EPOLLRDHUP | EPOLLET, &flag));
   count_.fetch_add(1);
   return flag;
 }
@@ -46,7 +45,7 @@ void Readable::look() {
     count = epoll_.wait(events, 0);
     for (size_t i = 0; i < count; ++i) {
       Flag& flag = *static_cast<Flag*>(events[i].data.ptr);
-      if ((events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) flag.has_ended_.store(true);
+      if ((events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) flag.is_always_up_.store(true);
       flag.is_up_.store(true);
     }
   }

@@ -38,6 +38,7 @@ class TcpLink final : public Link {
 
   size_t pull(void* dst, size_t nbytes) override {
     if (nbytes == 0 || !is_open()) return 0;
+    is_drained_ = false;
     size_t moved = 0;
     while (moved < nbytes && has(1)) {
       const size_t n = std::min(nbytes - moved, reader_->size());
@@ -52,6 +53,7 @@ class TcpLink final : public Link {
   size_t fold(void* dst, size_t nbytes, const Reduction& reduction, const Kernels& kernels) override {
     if (nbytes == 0 || !is_open()) return 0;
     const size_t item = itemsize(reduction.dtype);
+    is_drained_ = false;
     size_t moved = 0;
     while (moved < nbytes && has(item)) {
       const size_t n = std::min(nbytes - moved, reader_->size()) / item * item;
@@ -122,10 +124,12 @@ class TcpLink final : public Link {
     return true;
   }
 
+  // The kernel has given less than there was room for, so it has no more: the next call asks it again.
   bool receive() {
-    if (!connection_->readable->take()) return false;
+    if (is_drained_ || !connection_->readable->take()) return false;
     const ssize_t n = reader_->receive(connection_->socket.get());
-    if (!reader_->has_room()) connection_->readable->put_back();  // else the kernel has given all that it had
+    is_drained_ = reader_->has_room();
+    if (!is_drained_) connection_->readable->put_back();
     if (n > 0) return true;
     if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
       fail("recv");
@@ -161,7 +165,8 @@ class TcpLink final : public Link {
   std::optional<RecordWriter> writer_;  // from the first use of an open connection on
   std::optional<RecordReader> reader_;
   bool notes_arrivals_ = false;
-  int64_t ended_ns_ = 0;  // when the connection was found to be at its end
+  bool is_drained_ = false;  // in this pull() or fold()
+  int64_t ended_ns_ = 0;     // when the connection was found to be at its end
   std::string cause_;
 };
 

@@ -131,9 +131,16 @@ ROWS = (
         ("link_test",),
     ),
     Mutation(
+        "full-buffer-forgotten",
+        "csrc/transport/tcp/tcp_link.cc",
+        "if (!is_drained_) connection_->readable->put_back();",
+        "",
+        ("readable_test::readable: a link reads to the end",),
+    ),
+    Mutation(
         "end-behind-the-last-bytes",
         "csrc/transport/tcp/readable.cc",
-        "if ((events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) flag.has_ended_.store(true);",
+        "if ((events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) flag.is_always_up_.store(true);",
         "",
         ("readable_test::readable: bytes and the end",),
     ),
