@@ -71,7 +71,7 @@ def source(place: Placement, wanted: TcpWanted) -> Source | None:
             )
         return None
     spans = environment.spans_hosts(place)
-    if host and not spans and environment.rendezvous_secret() is not None:
+    if host and not spans and wanted.transport not in TCP and environment.rendezvous_secret() is not None:
         host, port = "", 0  # the ranks of ringrun on one host need none; another job that is given it would meet them
     by_mpi = place.source in ("openmpi", "pmix", "mpich")
     if host and not (spans and by_mpi and not wanted.secret_file):

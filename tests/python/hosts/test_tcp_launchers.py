@@ -652,6 +652,6 @@ def test_ranks_that_nobody_tells_anything(launcher: str) -> None:
 def test_ranks_of_ringrun_on_one_host_meet_those_of_no_other_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGREDUCE_RENDEZVOUS", "job:" + "00" * 32)
     assert means("ringrun", ONE, "auto", address="a:1", secret="file") is None
-    assert means("ringrun", ONE, "tcp", address="a:1", secret="file") == "host"
+    assert means("ringrun", ONE, "tcp", address="a:1", secret="file") == "address"  # it is asked for
     assert means("ringrun", ONE, "auto", address=":1") == "host"
     assert means("ringrun", TWO, "auto", address="a:1", secret="file") == "address"
