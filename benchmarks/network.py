@@ -16,7 +16,6 @@ did not come; 2 where there is no lab.
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -27,7 +26,7 @@ from typing import Any
 import numpy as np
 from across import competitors, figures, rounds, table
 
-from ringreduce.bench import machine
+from ringreduce.bench import machine, report
 from ringreduce.bench.options import nbytes, positive
 from ringreduce.doctor.software import installed_version
 from ringreduce.errors import InvalidArgumentError
@@ -83,8 +82,7 @@ def main(argv: Sequence[str] | None = None, counters: Callable[[Lab], Counters] 
         results = [{**asdict(row), "date": facts["date"]} for row in rows]
         document = {"meta": meta, "results": results}
         document["cells"] = [figures.cell_facts(cell, args.hosts) for cell in measured.cells]
-        with whole_file(Path(args.json)) as file:
-            file.write((json.dumps(document, indent=1) + "\n").encode())
+        report.save(args.json, document)
     if args.markdown:
         with whole_file(Path(args.markdown)) as file:
             file.write(table.markdown(meta, rows).encode())

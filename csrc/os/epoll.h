@@ -18,10 +18,9 @@ class Epoll {
   bool try_add(int fd, uint32_t events) { return control(EPOLL_CTL_ADD, fd, events) == 0; }  // false: with errno
   // Its events carry `tag` in the place of fd. False: with errno.
   bool try_add_tagged(int fd, uint32_t events, void* tag) {
-    epoll_event event = {};
-    event.events = events;
-    event.data.ptr = tag;
-    return ::epoll_ctl(fd_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
+    epoll_data_t data = {};
+    data.ptr = tag;
+    return control(EPOLL_CTL_ADD, fd, events, data) == 0;
   }
   void change(int fd, uint32_t events) { check_sys(control(EPOLL_CTL_MOD, fd, events), "epoll_ctl"); }
   // Closing the last descriptor of a file removes it too, but a forked child may have another.
@@ -36,9 +35,14 @@ class Epoll {
 
  private:
   int control(int operation, int fd, uint32_t events) {
+    epoll_data_t data = {};
+    data.fd = fd;
+    return control(operation, fd, events, data);
+  }
+  int control(int operation, int fd, uint32_t events, epoll_data_t data) {
     epoll_event event = {};
     event.events = events;
-    event.data.fd = fd;
+    event.data = data;
     return ::epoll_ctl(fd_.get(), operation, fd, &event);
   }
 

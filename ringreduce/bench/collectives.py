@@ -48,6 +48,16 @@ class Collective:
         count = max(1, nbytes // itemsize) if nbytes else 0
         return -(-count // ranks) * ranks if self.divided else count
 
+    def is_in_place(self, asked: bool) -> bool:
+        """Whether the result replaces the input, where it is asked for or not."""
+        return asked if self.in_place is None else self.in_place
+
+    def operand_counts(self, count: int, ranks: int, in_place: bool) -> list[int]:
+        """Elements of a rank's input and of its output; of the one operand where it is both."""
+        part = count // ranks
+        given = part if self.input_parts else count
+        return [given] if in_place else [given, part if self.output_parts else count]
+
     def oracle(self, dtype: str, op: str, ranks: int) -> Oracle:
         """What its operands hold. What only moves them needs no room for a sum."""
         return Oracle(dtype, op if self.reduces else "max", ranks)

@@ -76,9 +76,7 @@ def memory_s(collective: Collective, dtype: str, op: int, in_place: bool, count:
     """
     group = ringreduce.global_process_set.group
     storage = DTYPES[dtype][0]
-    part = count // group.size
-    src = operand(part if collective.input_parts else count, storage, registered=True)
-    dst = src if in_place else operand(part if collective.output_parts else count, storage, registered=True)
-    mine = group.memory_limit(collective.name, src, dst, op, iters)
+    operands = [operand(n, storage, registered=True) for n in collective.operand_counts(count, group.size, in_place)]
+    mine = group.memory_limit(collective.name, operands[0], operands[-1], op, iters)
     slowest = np.sort(ringreduce.allreduce(np.array(mine), op=ringreduce.Max))
     return float(slowest[slowest.size // 2])

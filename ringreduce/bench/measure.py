@@ -66,10 +66,10 @@ def measure(options: Options, nbytes: int, cores: int) -> Row:
     itemsize = np.dtype(storage).itemsize
     count = collective.count(nbytes, itemsize, ranks)
     part = count // ranks
-    in_place = options.in_place if collective.in_place is None else collective.in_place
+    in_place = collective.is_in_place(options.in_place)
     registered = options.buffers == "registered"
-    src = operand(part if collective.input_parts else count, storage, registered)
-    dst = src if in_place else operand(part if collective.output_parts else count, storage, registered)
+    operands = [operand(n, storage, registered) for n in collective.operand_counts(count, ranks, in_place)]
+    src, dst = operands[0], operands[-1]
 
     loop: Loop
     if options.level == "c":

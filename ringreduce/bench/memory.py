@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import ringreduce
 from ringreduce.bench import machine
-from ringreduce.bench.collectives import COLLECTIVES, Collective
+from ringreduce.bench.collectives import COLLECTIVES
 from ringreduce.bench.oracle import DTYPES
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.collective_json import allgather_json
@@ -40,23 +40,17 @@ def without_room(options: Options, ranks: int, here: int) -> str:
     """Why this host, which has `here` of the ranks, has no room for the largest size; "" where it has."""
     collective = COLLECTIVES[options.collective]
     itemsize = np.dtype(DTYPES[options.dtype][0]).itemsize
-    nbytes = max(collective.count(size, itemsize, ranks) for size in options.sizes) * itemsize
-    in_place = options.in_place if collective.in_place is None else collective.in_place
-    need = _operands_nbytes(collective, nbytes, ranks, in_place)
+    count = max(collective.count(size, itemsize, ranks) for size in options.sizes)
+    counts = collective.operand_counts(count, ranks, collective.is_in_place(options.in_place))
     if options.limit and 1 < ranks == here and options.dtype != "bfloat16":  # limit.memory_s() has operands of its own
-        need += _operands_nbytes(collective, nbytes, ranks, collective.name == "allreduce")
-    need *= here
+        counts += collective.operand_counts(count, ranks, collective.name == "allreduce")
+    need = here * sum(counts) * itemsize
     if need <= (free := available()):
         return ""
     return (
-        f"ringreduce bench: a size of {nbytes} bytes takes {need / GIB:.1f} GiB of this host's memory, of which "
-        f"{free / GIB:.1f} GiB are free"
+        f"ringreduce bench: a size of {count * itemsize} bytes takes {need / GIB:.1f} GiB of this host's memory, "
+        f"of which {free / GIB:.1f} GiB are free"
     )
-
-
-def _operands_nbytes(collective: Collective, nbytes: int, ranks: int, in_place: bool) -> int:
-    parts = [collective.input_parts, *([] if in_place else [collective.output_parts])]
-    return sum(nbytes // ranks if part else nbytes for part in parts)
 
 
 def available() -> float:

@@ -103,7 +103,7 @@ def cell(options: Options, competitor: Peer, nbytes: int, ranks: int, cores: tup
         count=count,
         dtype=options.dtype,
         op=options.op if collective.reduces else "sum",
-        in_place=options.in_place if collective.in_place is None else collective.in_place,
+        in_place=collective.is_in_place(options.in_place),
         ranks=ranks,
         cores=cores,
         iters=0,

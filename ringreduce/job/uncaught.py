@@ -35,7 +35,9 @@ CHILD_PRIORITY = 100  # of multiprocessing's finalizers: before those that wait 
 MONITORING_TOOLS = (4, 3)  # the numbers of sys.monitoring that are nobody's
 GRACE_S = 1.0  # for the others to raise and print; their output is lost once MPI kills them
 
-_OF_ANOTHER_RANK = re.compile(r"\b(PeerLostError|ShutdownError): .*")
+OF_ANOTHER_RANK = ("PeerLostError", "ShutdownError")
+"""Classes of ringreduce.errors that say that another rank has gone: died, failed, or called shutdown()."""
+_OF_ANOTHER_RANK = re.compile(rf"\b({'|'.join(OF_ANOTHER_RANK)}): .*")
 
 _armed = 0  # the process that is a rank; a forked child is none
 _tellers: dict[Callable[[str], None], tuple[int, Callable[[], None]]] = {}  # each with the process that it is for

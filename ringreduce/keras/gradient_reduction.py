@@ -113,8 +113,10 @@ class GradientReduction:
         for index, result in zip(dense, results[: len(dense)], strict=True):
             gradients[index] = result
         for index in sparse:
-            name, how = self._named(f"{number}.{index}"), (settings.op, settings.compression, settings.process_set)
-            gradients[index] = active.sparse_allreduce(gradients[index], name, *how)
+            name = self._named(f"{number}.{index}")
+            gradients[index] = active.sparse_allreduce(
+                gradients[index], name, settings.op, settings.compression, settings.process_set
+            )
         return gradients
 
     def _call(

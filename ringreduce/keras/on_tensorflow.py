@@ -77,8 +77,9 @@ def divided(tensor: Any, number: int) -> Any:
 
 
 def sparse_allreduce(tensor: Any, name: str | None, op: int, compression: Any, process_set: ProcessSet) -> Any:
-    settings: dict[str, Any] = {"compression": compression, "process_set": process_set, "ignore_name_scope": True}
-    return hvd.allreduce(tensor, op=op, name=name, **settings)
+    return hvd.allreduce(
+        tensor, op=op, name=name, compression=compression, process_set=process_set, ignore_name_scope=True
+    )
 
 
 def allgather(tensor: Any, name: str | None, process_set: ProcessSet) -> Any:

@@ -8,10 +8,10 @@ import json
 import selectors
 import socket
 
-from ringreduce.job.uncaught import REPORT_NBYTES, report_address
+from ringreduce.job.uncaught import OF_ANOTHER_RANK, REPORT_NBYTES, report_address
 
-REPEATED = ("ringreduce.errors.PeerLostError:", "ringreduce.errors.ShutdownError:")
-"""How an exception begins that says that another rank has gone: died, failed, or called shutdown()."""
+REPEATED = tuple(f"ringreduce.errors.{name}:" for name in OF_ANOTHER_RANK)
+"""How an exception begins that repeats what another rank died of."""
 
 READ_AT_ONCE = 1024  # any user of this host may send to this address: the other events have their turn
 

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -16,16 +17,21 @@
 namespace rr::test {
 namespace {
 
+std::array<OwnedFd, 2> connected() {
+  std::array<int, 2> ends = {};
+  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends.data()) == 0);
+  return {OwnedFd::from([&] { return ends[0]; }), OwnedFd::from([&] { return ends[1]; })};
+}
+
 struct Connection {
   OwnedFd here;
   OwnedFd peer;
   Readable::Flag* flag = nullptr;
 
   explicit Connection(Readable& readable) {
-    std::array<int, 2> ends = {};
-    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends.data()) == 0);
-    here = OwnedFd::from([&] { return ends[0]; });
-    peer = OwnedFd::from([&] { return ends[1]; });
+    std::array<OwnedFd, 2> ends = connected();
+    here = std::move(ends[0]);
+    peer = std::move(ends[1]);
     flag = &readable.add(here.get());
   }
   void send() const { REQUIRE(::write(peer.get(), "x", 1) == 1); }
@@ -35,11 +41,16 @@ struct Connection {
   }
 };
 
+// There is a look only a microsecond after the last one.
+void let_look_again() {
+  const int64_t until_ns = now_ns() + 2000;
+  while (now_ns() < until_ns) continue;
+}
+
 bool is_ever_taken(Connection& one) {
   for (int i = 0; i < 2; ++i) {
     if (one.flag->take()) return true;
-    const int64_t until_ns = now_ns() + 2000;  // there is a look only a microsecond after the last one
-    while (now_ns() < until_ns) continue;
+    let_look_again();
   }
   return one.flag->take();
 }
@@ -124,14 +135,14 @@ TEST_CASE("readable: a link reads to the end what it cannot take at once, also w
   constexpr size_t kNbytes = 6 * kRecordNbytes;  // it takes four records at once
   Readable readable;
   const std::vector<Connection> many = connections(readable, 20);
-  std::array<int, 2> ends = {};
-  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends.data()) == 0);
+  std::array<OwnedFd, 2> ends = connected();
   std::array<std::unique_ptr<Link>, 2> links;
   for (size_t i = 0; i < 2; ++i) {
     const int room = 1 << 20;
-    REQUIRE(::setsockopt(ends[i], SOL_SOCKET, SO_SNDBUF, &room, sizeof room) == 0);
+    REQUIRE(::setsockopt(ends[i].get(), SOL_SOCKET, SO_SNDBUF, &room, sizeof room) == 0);
     const auto connection = std::make_shared<TcpConnection>(static_cast<int>(1 - i), 0);
-    connection->open(OwnedFd::from([&] { return ends[i]; }), Session(), &readable.add(ends[i]));
+    Readable::Flag& flag = readable.add(ends[i].get());
+    connection->open(std::move(ends[i]), Session(), &flag);
     links[i] = tcp_link(connection, static_cast<int>(i), [] {}, [] {});
   }
   std::vector<std::byte> sent(kNbytes);
@@ -142,8 +153,7 @@ TEST_CASE("readable: a link reads to the end what it cannot take at once, also w
   size_t pulled = 0;
   for (int turn = 0; turn < 10 && pulled < kNbytes; ++turn) {
     pulled += links[1]->pull(got.data() + pulled, kNbytes - pulled);
-    const int64_t until_ns = now_ns() + 2000;
-    while (now_ns() < until_ns) continue;
+    let_look_again();
   }
   CHECK(pulled == kNbytes);
   CHECK(got == sent);

@@ -63,8 +63,8 @@ def main(module: str, text: str) -> int:
     collective = COLLECTIVES[cell.collective]
     storage = DTYPES[cell.dtype][0]
     part = cell.count // cell.ranks
-    src = private(part if collective.input_parts else cell.count, storage)
-    dst = src if cell.in_place else private(part if collective.output_parts else cell.count, storage)
+    operands = [private(n, storage) for n in collective.operand_counts(cell.count, cell.ranks, cell.in_place)]
+    src, dst = operands[0], operands[-1]
     src.fill(0)
     dst.fill(0)
     call = endpoint.operation(cell.collective, src, dst, cell.op)

@@ -226,8 +226,6 @@ def test_the_secret_is_never_in_a_message() -> None:
 
 PRINT_PLACE = """
 import os
-import re
-import shlex
 from ringreduce.job.environment import detect
 p = detect()
 os.write(1, f"{p.rank} {p.size} {p.local_size} {p.source} {p.job}\\n".encode())
