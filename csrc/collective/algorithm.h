@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "collective/host_scratch.h"
 #include "collective/plan.h"
 #include "data/reduction.h"
 #include "gpu/device.h"
@@ -38,8 +37,6 @@ class Algorithm {
 
 // One after the other.
 std::unique_ptr<Algorithm> sequence(std::vector<std::unique_ptr<Algorithm>> parts);
-// The same, with the memory that they work in.
-std::unique_ptr<Algorithm> sequence(std::vector<std::unique_ptr<Algorithm>> parts, std::vector<HostScratch> memory);
 
 // Something that this rank does by itself, in one step.
 std::unique_ptr<Algorithm> once(std::function<void()> action);

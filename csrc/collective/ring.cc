@@ -12,31 +12,25 @@
 
 #include "collective/linked.h"
 
-#include <cstring>
-
 namespace rr {
 
-void scale_in(const Team& team, const Piece& piece, const Reduction& reduction) {
+Schedule::Id scale_in(Schedule& schedule, const Piece& piece, const Reduction& reduction,
+                      const Schedule::After& after) {
   Reduction pre = bare(reduction);
   pre.prescale = reduction.prescale;
-  if (pre.prescale == 1.0) {
-    if (piece.dst != piece.src) std::memcpy(piece.dst, piece.src, piece.count * itemsize(reduction.dtype));
-    return;
-  }
-  const void* src = piece.src;
-  void* dst = piece.dst;
-  team.kernels->reduce(pre, &src, 1, &dst, 1, piece.count);
+  if (pre.prescale != 1.0) return schedule.reduce({piece.src}, piece.dst, piece.count, pre, after);
+  if (piece.dst == piece.src) return schedule.joint(after);
+  return schedule.copy(piece.src, piece.dst, piece.count * itemsize(reduction.dtype), after);
 }
 
-void scale_out(const Team& team, const Piece& piece, const Reduction& reduction) {
+Schedule::Id scale_out(Schedule& schedule, int members, const Piece& piece, const Reduction& reduction,
+                       const Schedule::After& after) {
   Reduction post = reduction;
   post.prescale = 1.0;
   // One member folds nothing; what is true is 1 all the same.
-  const bool is_truth = team.size() == 1 && (post.op == ReduceOp::kLogicalAnd || post.op == ReduceOp::kLogicalOr);
-  if (post.op != ReduceOp::kAverage && post.postscale == 1.0 && !is_truth) return;
-  const void* src = piece.dst;
-  void* dst = piece.dst;
-  team.kernels->reduce(post, &src, 1, &dst, 1, piece.count);
+  const bool is_truth = members == 1 && (post.op == ReduceOp::kLogicalAnd || post.op == ReduceOp::kLogicalOr);
+  if (post.op != ReduceOp::kAverage && post.postscale == 1.0 && !is_truth) return schedule.joint(after);
+  return schedule.reduce({piece.dst}, piece.dst, piece.count, post, after);
 }
 
 Reduction bare(const Reduction& reduction) {
@@ -46,167 +40,110 @@ Reduction bare(const Reduction& reduction) {
 
 namespace {
 
-class Ring final : public Piecewise {
+class Ring {
  public:
-  Ring(Team team, std::vector<Piece> pieces, Reduction reduction, Codec codec, Kept kept)
-      : team_(std::move(team)),
-        pieces_(std::move(pieces)),
-        reduction_(reduction),
-        item_(itemsize(reduction.dtype)),
-        codec_(codec),
-        kept_(std::move(kept)),
-        steps_(kept_.empty() ? ring_steps(team_.size()) : ring_scatter_steps(team_.size())),
-        order_(ring_order(pieces_.size(), steps_)),
-        received_(pieces_.size(), 0),
-        allowed_(pieces_.size()) {
-    if (codec_ == Codec::kNone) return;
+  Ring(Schedule& schedule, const Team& team, const LinkedReduction& job)
+      : schedule_(schedule),
+        job_(job),
+        size_(team.size()),
+        me_(team.me),
+        next_(team.members[static_cast<size_t>((team.me + 1) % team.size())]),
+        last_(team.members[static_cast<size_t>((team.me + team.size() - 1) % team.size())]),
+        item_(itemsize(job.reduction.dtype)) {
+    if (job_.codec == Codec::kNone) return;
     size_t most = 0;
-    for (const Piece& piece : pieces_) most = std::max(most, segment(piece.count, team_.size(), 0).count());
-    sent_ = take_scratch(most * sizeof(float));
-    taken_ = take_scratch(most * sizeof(float));
-    decoded_ = take_scratch(most * sizeof(float));
+    for (const Piece& piece : job_.pieces) most = std::max(most, segment(piece.count, size_, 0).count());
+    sent_ = schedule.memory(most * sizeof(float));
+    taken_ = schedule.memory(most * sizeof(float));
+    decoded_ = schedule.memory(most * sizeof(float));
   }
 
-  void allow(size_t pieces) override { allowed_ = std::min(pieces, pieces_.size()); }
-
-  size_t finished() const override { return finished_; }
-
-  Step step() override {
-    moved_ = false;
-    begin();
-    while (send()) begin();
-    while (receive()) begin();
-    if (is_done()) return Step::kDone;
-    return moved_ ? Step::kProgress : Step::kIdle;
+  Ids build() {
+    const int steps = job_.kept.empty() ? ring_steps(size_) : ring_scatter_steps(size_);
+    Ids there;  // by piece, what has come last
+    const auto begin_up_to = [&](size_t piece) {
+      while (there.size() <= piece) there.push_back(begin(there.size()));
+    };
+    for (const RingMessage& message : ring_order(job_.pieces.size(), steps)) {
+      begin_up_to(message.piece);
+      const RingStep step = ring_step(size_, me_, message.step);
+      Schedule::Id& piece_is_there = there[message.piece];
+      send(message.piece, elements(message.piece, step.send), piece_is_there);
+      piece_is_there = receive(message.piece, elements(message.piece, step.recv), step.fold, piece_is_there);
+      if (message.step == size_ - 2) {
+        piece_is_there = finish(message.piece, elements(message.piece, step.recv), piece_is_there);
+      }
+    }
+    if (!job_.pieces.empty()) begin_up_to(job_.pieces.size() - 1);
+    return there;
   }
-
-  bool needs(int rank) const override { return !is_done() && (rank == neighbour(-1) || rank == neighbour(+1)); }
 
  private:
-  struct Way {
-    size_t next = 0;    // of order_
-    size_t offset = 0;  // bytes
-  };
-
-  bool is_done() const { return out_.next == order_.size() && in_.next == order_.size() && begun_ == pieces_.size(); }
-
-  int neighbour(int distance) const {
-    return team_.members[static_cast<size_t>((team_.me + distance + team_.size()) % team_.size())];
+  // A piece's input is brought to where it is reduced shortly before it is sent, while it is in the cache: when the
+  // last message but one before it has gone.
+  Schedule::Id begin(size_t k) {
+    const Piece& piece = job_.pieces[k];
+    const Schedule::Id window = sends_.size() < 2 ? Schedule::kNone : sends_[sends_.size() - 2];
+    const Schedule::Id begun = scale_in(schedule_, piece, job_.reduction, {job_.ready[k], window});
+    // Nothing is sent, and nobody is the last to fold.
+    return size_ == 1 ? scale_out(schedule_, size_, piece, job_.reduction, begun) : begun;
   }
-  Link& link(int distance) const { return *team_.links[static_cast<size_t>(neighbour(distance))]; }
 
-  // Brings the input of the pieces whose turn it is to where they are reduced.
-  void begin() {
-    const auto turn = [&](const Way& way) {
-      return way.next < order_.size() ? order_[way.next].piece : pieces_.size();
-    };
-    const size_t wanted = std::max(turn(out_), turn(in_));
-    for (; begun_ < allowed_ && begun_ <= wanted; ++begun_) {
-      scale_in(team_, pieces_[begun_], reduction_);
-      if (team_.size() == 1) {  // nothing is sent, and nobody is the last to fold
-        scale_out(team_, pieces_[begun_], reduction_);
-        ++finished_;
-      }
-      moved_ = true;
+  Range elements(size_t piece, int segment_index) const {
+    if (job_.kept.empty()) return segment(job_.pieces[piece].count, size_, segment_index);
+    return job_.kept[piece][static_cast<size_t>(ring_keeper(size_, segment_index))];
+  }
+
+  std::byte* at(size_t piece, const Range& range) const { return job_.pieces[piece].dst + range.begin * item_; }
+
+  // What is passed on has come in the step before.
+  void send(size_t piece, const Range& range, Schedule::Id after) {
+    if (job_.codec == Codec::kNone) {
+      sends_.push_back(schedule_.send(next_, at(piece, range), range.count() * item_, after));
+      return;
     }
+    const Schedule::Id before = sends_.empty() ? Schedule::kNone : sends_.back();
+    const Schedule::Id encoded = schedule_.encode(job_.codec, at(piece, range), sent_, range.count(), {after, before});
+    sends_.push_back(schedule_.send(next_, sent_, codec_nbytes(job_.codec, range.count()), encoded));
   }
 
-  Range elements(const RingMessage& message, int segment_index) const {
-    if (kept_.empty()) return segment(pieces_[message.piece].count, team_.size(), segment_index);
-    return kept_[message.piece][static_cast<size_t>(ring_keeper(team_.size(), segment_index))];
-  }
-  size_t nbytes(Range range) const {
-    return codec_ == Codec::kNone ? range.count() * item_ : codec_nbytes(codec_, range.count());
-  }
-
-  // True when a message is through.
-  bool send() {
-    if (out_.next == order_.size()) return false;
-    const RingMessage& message = order_[out_.next];
-    // What is passed on has come in the step before.
-    if (message.piece >= begun_ || received_[message.piece] < message.step) return false;
-    const Range range = elements(message, ring_step(team_.size(), team_.me, message.step).send);
-    const std::byte* from = pieces_[message.piece].dst + range.begin * item_;
-    if (codec_ != Codec::kNone) {
-      if (encoded_ != out_.next) team_.kernels->encode(codec_, from, sent_.get(), range.count());
-      encoded_ = out_.next;
-      from = sent_.get();
+  Schedule::Id receive(size_t piece, const Range& range, bool folds, Schedule::Id after) {
+    std::byte* const to = at(piece, range);
+    const Reduction reduction = bare(job_.reduction);
+    if (job_.codec == Codec::kNone) {
+      const size_t nbytes = range.count() * item_;
+      return folds ? schedule_.fold(last_, to, nbytes, reduction, after) : schedule_.receive(last_, to, nbytes, after);
     }
-    const size_t left = nbytes(range) - out_.offset;
-    return pass(out_, range, left == 0 ? 0 : link(+1).push(from + out_.offset, left));
-  }
-
-  bool receive() {
-    if (in_.next == order_.size()) return false;
-    const RingMessage& message = order_[in_.next];
-    if (message.piece >= begun_) return false;
-    const RingStep plan = ring_step(team_.size(), team_.me, message.step);
-    const Range range = elements(message, plan.recv);
-    std::byte* const at = pieces_[message.piece].dst + range.begin * item_;
-    const size_t left = nbytes(range) - in_.offset;
-    const auto take = [&] {
-      if (codec_ != Codec::kNone) return link(-1).pull(taken_.get() + in_.offset, left);
-      std::byte* const to = at + in_.offset;
-      return plan.fold ? link(-1).fold(to, left, bare(reduction_), *team_.kernels) : link(-1).pull(to, left);
-    };
-    if (!pass(in_, range, left == 0 ? 0 : take())) return false;
-    if (codec_ != Codec::kNone) decode(at, range.count(), plan.fold);
-    ++received_[message.piece];
-    while (finished_ < pieces_.size() && received_[finished_] == steps_) ++finished_;
-    if (message.step == team_.size() - 2) finish(at, range.count());
-    return true;
-  }
-
-  void decode(std::byte* at, size_t count, bool folds) {
-    team_.kernels->decode(codec_, taken_.get(), folds ? decoded_.get() : at, count);
-    if (!folds || count == 0) return;
-    const void* inputs[2] = {at, decoded_.get()};
-    void* dst = at;
-    team_.kernels->reduce(bare(reduction_), inputs, 2, &dst, 1, count);
-  }
-
-  // Notes what has moved of the message.
-  bool pass(Way& way, Range range, size_t moved) {
-    moved_ |= moved != 0;
-    way.offset += moved;
-    if (way.offset != nbytes(range)) return false;
-    moved_ = true;
-    ++way.next;
-    way.offset = 0;
-    return true;
+    const Schedule::Id taken =
+        schedule_.receive(last_, taken_, codec_nbytes(job_.codec, range.count()), {after, decode_});
+    decode_ = schedule_.decode(job_.codec, taken_, folds ? decoded_ : to, range.count(), taken);
+    if (folds) decode_ = schedule_.reduce({to, decoded_}, to, range.count(), reduction, decode_);
+    return decode_;
   }
 
   // The segment has met every rank here, and goes round as it is from now on: encoding it again changes nothing.
-  void finish(std::byte* at, size_t count) const {
-    scale_out(team_, {at, at, count}, reduction_);
-    if (codec_ != Codec::kNone) codec_round_trip(*team_.kernels, codec_, at, count);
+  Schedule::Id finish(size_t piece, const Range& range, Schedule::Id after) {
+    std::byte* const data = at(piece, range);
+    const Schedule::Id scaled = scale_out(schedule_, size_, {data, data, range.count()}, job_.reduction, after);
+    return job_.codec == Codec::kNone ? scaled : schedule_.round_trip(job_.codec, data, range.count(), scaled);
   }
 
-  Team team_;
-  std::vector<Piece> pieces_;
-  Reduction reduction_;
-  size_t item_;
-  Codec codec_;
-  Kept kept_;
-  int steps_;
-  HostScratch sent_;           // the messages under way, where there is a codec
-  size_t encoded_ = SIZE_MAX;  // the message of order_ that sent_ has
-  HostScratch taken_;
-  HostScratch decoded_;
-  std::vector<RingMessage> order_;
-  std::vector<int> received_;  // messages, by piece
-  size_t allowed_;
-  size_t begun_ = 0;
-  size_t finished_ = 0;
-  bool moved_ = false;  // in this step
-  Way out_;
-  Way in_;
+  Schedule& schedule_;
+  const LinkedReduction& job_;
+  const int size_;
+  const int me_;
+  const int next_;
+  const int last_;
+  const size_t item_;
+  std::byte* sent_ = nullptr;  // the messages under way, where there is a codec
+  std::byte* taken_ = nullptr;
+  std::byte* decoded_ = nullptr;
+  Ids sends_;
+  Schedule::Id decode_ = Schedule::kNone;  // the last one
 };
 
 }  // namespace
 
-std::unique_ptr<Piecewise> ring(Team team, std::vector<Piece> pieces, Reduction reduction, Codec codec, Kept kept) {
-  return std::make_unique<Ring>(std::move(team), std::move(pieces), reduction, codec, std::move(kept));
-}
+Ids ring(Schedule& schedule, const Team& team, const LinkedReduction& job) { return Ring(schedule, team, job).build(); }
 
 }  // namespace rr

@@ -9,8 +9,7 @@ namespace {
 
 class Sequence final : public Algorithm {
  public:
-  Sequence(std::vector<std::unique_ptr<Algorithm>> parts, std::vector<HostScratch> memory)
-      : memory_(std::move(memory)), parts_(std::move(parts)) {}
+  explicit Sequence(std::vector<std::unique_ptr<Algorithm>> parts) : parts_(std::move(parts)) {}
 
   Step step() override {
     if (at_ == parts_.size()) return Step::kDone;
@@ -27,7 +26,6 @@ class Sequence final : public Algorithm {
   }
 
  private:
-  std::vector<HostScratch> memory_;
   std::vector<std::unique_ptr<Algorithm>> parts_;
   size_t at_ = 0;
 };
@@ -52,11 +50,7 @@ class Once final : public Algorithm {
 std::unique_ptr<Algorithm> once(std::function<void()> action) { return std::make_unique<Once>(std::move(action)); }
 
 std::unique_ptr<Algorithm> sequence(std::vector<std::unique_ptr<Algorithm>> parts) {
-  return sequence(std::move(parts), {});
-}
-
-std::unique_ptr<Algorithm> sequence(std::vector<std::unique_ptr<Algorithm>> parts, std::vector<HostScratch> memory) {
-  return std::make_unique<Sequence>(std::move(parts), std::move(memory));
+  return std::make_unique<Sequence>(std::move(parts));
 }
 
 }  // namespace rr

@@ -15,24 +15,24 @@ std::unique_ptr<Algorithm> reduce_across_hosts(const Resources& from, const Oper
                                                const Hosts& hosts, size_t& rounds) {
   const Reduction reduction = reduction_of(operation.signature, from.size());
   const TensorView& src = operation.srcs[0];
+  Schedule schedule;
   if (operation.kind == Kind::kReduceScatter && scatters_on_two_levels(hosts, reduction)) {
     const std::vector<Range> kept = reduce_job(operation, from.size()).owned;
-    return two_level_reduce_scatter(team, hosts, rounds, {src.data, operation.dsts[0].data, src.count}, kept,
-                                    reduction);
+    two_level_reduce_scatter(schedule, team, hosts, rounds, {src.data, operation.dsts[0].data, src.count}, kept,
+                             reduction);
+    return execute(team, std::move(schedule));
   }
-  Memory memory;
-  std::byte* const whole = allocate(memory, src.nbytes());
-  Parts parts;
-  parts.push_back(
-      TwoLevelAllreduce(team, hosts, rounds).allreduce({{src.data, whole, src.count}}, reduction, Codec::kNone));
+  std::byte* const whole = schedule.memory(src.nbytes());
+  const Schedule::Id there = TwoLevelAllreduce(schedule, team, hosts, rounds)
+                                 .allreduce({{src.data, whole, src.count}}, reduction, Codec::kNone);
   if (operation.kind == Kind::kReduceScatter) {
     const Range rows = segment(src.rows(), from.size(), from.rank);
-    parts.push_back(copies(
-        team, {{{whole + rows.begin * src.row_nbytes()}, operation.dsts[0].data, rows.count() * src.row_nbytes()}}));
+    schedule.copy(whole + rows.begin * src.row_nbytes(), operation.dsts[0].data, rows.count() * src.row_nbytes(),
+                  there);
   } else if (operation.signature.root == from.rank) {
-    parts.push_back(copies(team, {{{whole}, operation.dsts[0].data, src.nbytes()}}));
+    schedule.copy(whole, operation.dsts[0].data, src.nbytes(), there);
   }
-  return sequence(std::move(parts), std::move(memory));
+  return execute(team, std::move(schedule));
 }
 
 }  // namespace
@@ -41,29 +41,31 @@ std::unique_ptr<Algorithm> across_hosts(const Resources& from, const std::vector
                                         const Team& team, const Hosts& hosts, size_t& rounds) {
   Operation& first = *members.front();
   const Signature& s = first.signature;
+  Schedule schedule;
   switch (first.kind) {
-    case Kind::kAllreduce: {
-      Parts parts;
+    case Kind::kAllreduce:
       for (auto& [dtype, pieces] : pieces_by_dtype(members)) {
         Reduction one = reduction_of(s, from.size());
         one.dtype = dtype;
-        parts.push_back(TwoLevelAllreduce(team, hosts, rounds).allreduce(pieces, one, s.codec));
+        TwoLevelAllreduce(schedule, team, hosts, rounds).allreduce(pieces, one, s.codec);
       }
-      return sequence(std::move(parts));
-    }
+      break;
     case Kind::kReduce:
     case Kind::kReduceScatter:
       return reduce_across_hosts(from, first, team, hosts, rounds);
     case Kind::kBroadcast: {
       const TensorView& tensor = first.dsts[0];
       const std::byte* const src = s.root == from.rank ? first.srcs[0].data : nullptr;
-      return two_level_broadcast(team, hosts, rounds, s.root, src, tensor.data, tensor.nbytes());
+      two_level_broadcast(schedule, team, hosts, rounds, s.root, src, tensor.data, tensor.nbytes());
+      break;
     }
     case Kind::kAllgather:
-      return two_level_allgather(team, hosts, rounds, exchange_job(from, first));
+      two_level_allgather(schedule, team, hosts, rounds, exchange_job(from, first));
+      break;
     default:
-      return mesh(team, exchange_job(from, first));
+      mesh(schedule, team, exchange_job(from, first));
   }
+  return execute(team, std::move(schedule));
 }
 
 }  // namespace rr

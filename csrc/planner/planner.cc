@@ -60,8 +60,9 @@ std::unique_ptr<Algorithm> Planner::plan(uint64_t position, const std::vector<Op
     case Kind::kBroadcast:
       if (algo == Algo::kTree) {
         add(from_.stats.tree, 1);
-        const TensorView& tensor = first.dsts[0];
-        return tree_broadcast(std::move(team), first.signature.root, tensor.data, tensor.nbytes());
+        Schedule schedule;
+        tree_broadcast(schedule, team, first.signature.root, first.dsts[0].data, first.dsts[0].nbytes());
+        return execute(team, std::move(schedule));
       }
       break;
     default:
@@ -99,8 +100,14 @@ std::unique_ptr<Algorithm> Planner::allreduce(uint64_t position, const std::vect
     }
     const bool is_ring = algo == Algo::kRing;
     add(is_ring ? from_.stats.ring : from_.stats.recursive_doubling, 1);
-    parts.push_back(is_ring ? ring(team, std::move(job.pieces), job.reduction)
-                            : recursive_doubling(team, std::move(job.pieces), job.reduction));
+    Schedule schedule;
+    if (is_ring) {
+      const Ids ready(job.pieces.size(), Schedule::kNone);
+      ring(schedule, team, {std::move(job.pieces), ready, job.reduction});
+    } else {
+      recursive_doubling(schedule, team, job.pieces, job.reduction);
+    }
+    parts.push_back(execute(team, std::move(schedule)));
   }
   return parts.size() == 1 ? std::move(parts.front()) : sequence(std::move(parts));
 }

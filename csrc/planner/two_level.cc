@@ -13,16 +13,19 @@ constexpr size_t kMessages = 32;
 
 }  // namespace
 
-std::byte* allocate(Memory& memory, size_t nbytes) {
-  memory.push_back(take_scratch(nbytes));
-  return memory.back().get();
+HostPipeline::HostPipeline(Schedule& schedule, size_t pieces, size_t under_way, const Make& reduce, const Make& share)
+    : schedule_(schedule), reduced_(pieces, Schedule::kNone), shared_(pieces, Schedule::kNone) {
+  for (size_t turn = 0; turn < 2 * pieces; ++turn) {
+    const auto [k, is_share] = pipeline_turn(pieces, under_way, turn);
+    std::unique_ptr<Algorithm> part = is_share ? share(k) : reduce(k);
+    if (part != nullptr) (is_share ? shared_ : reduced_)[k] = schedule.on_host(std::move(part));
+  }
 }
 
-std::unique_ptr<Algorithm> copies(const Team& team, std::vector<PullJob::Part> parts) {
-  PullJob job;
-  job.reduction.dtype = DType::kUInt8;
-  job.parts = std::move(parts);
-  return local(*team.kernels, std::move(job));
+void HostPipeline::share_after(const Ids& there) {
+  for (size_t k = 0; k < shared_.size(); ++k) {
+    if (shared_[k] != Schedule::kNone) schedule_.wait_for(shared_[k], there[k]);
+  }
 }
 
 bool takes_ring(size_t nbytes, const Hosts& hosts) {

@@ -2,22 +2,36 @@
 // over links, in pieces.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
-#include "collective/hierarchical.h"
-#include "collective/pull.h"
-#include "collective/staged.h"
+#include "collective/linked.h"
 #include "negotiation/segment/hosts.h"
 
 namespace rr {
 
-using Parts = std::vector<std::unique_ptr<Algorithm>>;
-using Memory = std::vector<HostScratch>;  // that parts work in
+// What a rank does on its host in an operation of several pieces, in an order that lets what is reduced here go out
+// while what has come from other hosts is shared. Every rank of a host has the same order.
+class HostPipeline {
+ public:
+  // Makes the k-th piece's algorithm of either stage; null: none.
+  using Make = std::function<std::unique_ptr<Algorithm>(size_t k)>;
+  // under_way: pieces that may be reduced here before the first has come back.
+  HostPipeline(Schedule& schedule, size_t pieces, size_t under_way, const Make& reduce, const Make& share);
 
-std::byte* allocate(Memory& memory, size_t nbytes);
-// Copies of bytes: one source each.
-std::unique_ptr<Algorithm> copies(const Team& team, std::vector<PullJob::Part> parts);
+  // By piece: after which it may go to other hosts. kNone where nothing is reduced here.
+  const Ids& reduced() const { return reduced_; }
+  // By piece: after which it has been shared here. kNone where nothing is.
+  const Ids& shared() const { return shared_; }
+  // there: by piece, after which it has come from other hosts.
+  void share_after(const Ids& there);
+
+ private:
+  Schedule& schedule_;
+  Ids reduced_;
+  Ids shared_;
+};
 
 // From so many bytes on hosts go by a ring, below straight: no receiver is sent more at once than its link takes.
 inline constexpr size_t kRingNbytes = 1 << 20;

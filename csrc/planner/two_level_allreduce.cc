@@ -3,30 +3,38 @@
 #include <algorithm>
 #include <cstring>
 
-#include "collective/linked.h"
-
 namespace rr {
+namespace {
+
+// What is reduced as one between hosts.
+struct PlannedPiece {
+  const std::byte* src;
+  std::byte* dst;
+  size_t count;
+  std::vector<Range> owned;   // by rank of this host: what it reduces between hosts
+  std::byte* sums = nullptr;  // where what this one reduces between hosts comes from
+};
+
+}  // namespace
 
 // Every rank sends all it has to everybody, who fold in rank order. Moves (N-1) S bytes a rank.
-std::unique_ptr<Algorithm> TwoLevelAllreduce::gathered(const Piece& tensor, const Reduction& reduction) {
+Schedule::Id TwoLevelAllreduce::gathered(const Piece& tensor, const Reduction& reduction, Schedule::Id ready) {
   const size_t nbytes = tensor.count * itemsize(reduction.dtype);
-  Memory memory;
-  ExchangeJob job;
-  job.outgoing.push_back({tensor.src, nbytes});
   std::vector<const std::byte*> srcs;
+  Ids there;
   for (int member = 0; member < team_.size(); ++member) {
     if (member == team_.me) {
       srcs.push_back(tensor.src);
+      there.push_back(ready);
       continue;
     }
-    std::byte* const theirs = allocate(memory, nbytes);
-    job.incoming.push_back({member, 0, theirs, nbytes, 0});
+    const int rank = team_.members[static_cast<size_t>(member)];
+    std::byte* const theirs = schedule_.memory(nbytes);
+    there.push_back(schedule_.send(rank, tensor.src, nbytes, ready));  // dst may be src
+    there.push_back(schedule_.receive(rank, theirs, nbytes, {}));
     srcs.push_back(theirs);
   }
-  Parts parts;
-  parts.push_back(mesh(team_, job));
-  parts.push_back(local(*team_.kernels, {{{std::move(srcs), tensor.dst, tensor.count, true}}, reduction}));
-  return sequence(std::move(parts), std::move(memory));
+  return schedule_.reduce(srcs, tensor.dst, tensor.count, reduction, there);
 }
 
 std::unique_ptr<Algorithm> TwoLevelAllreduce::gather_here(std::byte* elements, const std::vector<Range>& owned,
@@ -36,123 +44,130 @@ std::unique_ptr<Algorithm> TwoLevelAllreduce::gather_here(std::byte* elements, c
   return here_.allgather(blocks[static_cast<size_t>(here_.me())].dst, blocks);
 }
 
-std::unique_ptr<Algorithm> TwoLevelAllreduce::two_levels(const Piece& tensor, const Reduction& reduction, Codec codec,
-                                                         Way way, HostSum sum) {
+Schedule::Id TwoLevelAllreduce::two_levels(const std::vector<Piece>& tensors, const Reduction& reduction, Codec codec,
+                                           Way way, HostSum sum, Schedule::Id ready) {
   const bool is_float = sum == HostSum::kFloat;
   const size_t item = itemsize(reduction.dtype);
   const size_t align = is_float ? kCodecBlock : alignment(codec, item);
   const size_t messages = slices_ * hosts_.members.size();
   // A message has as many bytes on the link, whatever the codec.
   const size_t shrink = codec == Codec::kNone ? 1 : kCodecBlock * item / codec_nbytes(codec, kCodecBlock);
-  const size_t piece_nbytes = messages * message_nbytes(tensor.count * item / messages, shrink);
-  const std::vector<Range> pieces = cut(tensor.count, item, piece_nbytes, align);
   const size_t ranks_here = hosts_.here().size();
   const size_t me = static_cast<size_t>(here_.me());
-  // By piece, what each rank of a host reduces between hosts.
-  std::vector<std::vector<Range>> owned(pieces.size());
-  for (size_t k = 0; k < pieces.size(); ++k) {
-    const size_t n = pieces[k].count();
-    for (size_t s = 0; s < ranks_here; ++s) {
-      owned[k].push_back(s < slices_ ? segment(n, static_cast<int>(slices_), static_cast<int>(s), align) : Range{n, n});
+  std::vector<PlannedPiece> pieces;
+  size_t sum_count = 0;
+  for (const Piece& tensor : tensors) {
+    const size_t piece_nbytes = messages * message_nbytes(tensor.count * item / messages, shrink);
+    for (const Range& range : cut(tensor.count, item, piece_nbytes, align)) {
+      const size_t n = range.count();
+      pieces.push_back({tensor.src + range.begin * item, tensor.dst + range.begin * item, n, {}});
+      for (size_t s = 0; s < ranks_here; ++s) {
+        pieces.back().owned.push_back(s < slices_ ? segment(n, static_cast<int>(slices_), static_cast<int>(s), align)
+                                                  : Range{n, n});
+      }
+      sum_count += pieces.back().owned[me].count();
     }
   }
   // Elements are multiplied before a codec narrows them, as on hosts with several ranks: they may be too large for it.
   const bool scales_here = reduction.prescale != 1.0 && (!is_flat_ || codec != Codec::kNone);
   const bool reduces_here = is_float || ranks_here > 1 || scales_here;
+  std::byte* floats = is_float ? schedule_.memory(sum_count * sizeof(float)) : nullptr;
+  for (PlannedPiece& piece : pieces) {
+    piece.sums = is_float ? floats : piece.dst + piece.owned[me].begin * item;
+    if (is_float) floats += piece.owned[me].count() * sizeof(float);
+  }
   // What has to be reduced here before the first piece can come back, and a little more.
-  const size_t lag = pieces_under_way(way == Way::kRing, hosts_.count()) + 2;
-  Memory memory;
-  // By piece, where what this rank reduces between hosts comes from.
-  std::vector<std::byte*> sums;
-  size_t sum_count = 0;
-  for (const std::vector<Range>& ranges : owned) sum_count += ranges[me].count();
-  std::byte* floats = is_float ? allocate(memory, sum_count * sizeof(float)) : nullptr;
-  for (size_t k = 0; k < pieces.size(); ++k) {
-    sums.push_back(is_float ? floats : tensor.dst + (pieces[k].begin + owned[k][me].begin) * item);
-    if (is_float) floats += owned[k][me].count() * sizeof(float);
+  const size_t under_way = pieces_under_way(way == Way::kRing, hosts_.count()) + 2;
+  HostPipeline here(
+      schedule_, pieces.size(), under_way,
+      [&](size_t k) -> std::unique_ptr<Algorithm> {
+        const PlannedPiece& piece = pieces[k];
+        if (!reduces_here) return nullptr;
+        return here_.reduce_scatter({{piece.src, piece.dst, piece.count}}, piece.owned, piece.sums, reduction, sum);
+      },
+      [&](size_t k) -> std::unique_ptr<Algorithm> {
+        return ranks_here > 1 ? gather_here(pieces[k].dst, pieces[k].owned, item) : nullptr;
+      });
+  for (const Schedule::Id reduced : here.reduced()) {
+    if (reduced != Schedule::kNone) schedule_.wait_for(reduced, ready);
   }
-  std::vector<HostPart> parts;
-  for (size_t turn = 0; turn < 2 * pieces.size(); ++turn) {
-    const auto [k, is_gather] = pipeline_turn(pieces.size(), lag, turn);
-    const size_t begin = pieces[k].begin * item;
-    std::byte* const dst = tensor.dst + begin;
-    if (is_gather && ranks_here > 1) parts.push_back({k, true, gather_here(dst, owned[k], item)});
-    if (!is_gather && reduces_here) {
-      parts.push_back(
-          {k, false,
-           here_.reduce_scatter({{tensor.src + begin, dst, pieces[k].count()}}, owned[k], sums[k], reduction, sum)});
+  Ids there(pieces.size(), Schedule::kNone);
+  if (me < slices_) {
+    LinkedReduction between;
+    between.reduction = reduction;
+    if (scales_here) between.reduction.prescale = 1.0;
+    if (is_float) between.reduction.dtype = DType::kFloat32;
+    for (const PlannedPiece& piece : pieces) {
+      const Range& mine = piece.owned[me];
+      between.pieces.push_back(
+          {reduces_here ? piece.sums : piece.src + mine.begin * item, piece.dst + mine.begin * item, mine.count()});
     }
+    between.ready = reduces_here ? here.reduced() : Ids(pieces.size(), ready);
+    between.codec = is_float ? float_codec(reduction) : codec;
+    if (is_float) between.result = Codec::kFp16;
+    const Team leads = same_place(team_, hosts_, here_.me());
+    there = way == Way::kRing ? ring(schedule_, leads, between) : pairwise(schedule_, leads, between);
   }
-  if (me >= slices_) return hierarchical(std::move(parts), nullptr);
-  Reduction between = reduction;
-  if (scales_here) between.prescale = 1.0;
-  if (is_float) between.dtype = DType::kFloat32;
-  std::vector<Piece> mine;
-  for (size_t k = 0; k < pieces.size(); ++k) {
-    const Range range = owned[k][me];
-    const size_t begin = (pieces[k].begin + range.begin) * item;
-    mine.push_back({reduces_here ? sums[k] : tensor.src + begin, tensor.dst + begin, range.count()});
-  }
-  Team leads = same_place(team_, hosts_, here_.me());
-  Parts all;
-  all.push_back(hierarchical(std::move(parts), way == Way::kRing
-                                                   ? ring(std::move(leads), std::move(mine), between, codec)
-                                                   : pairwise(std::move(leads), std::move(mine), between,
-                                                              is_float ? float_codec(reduction) : codec, {},
-                                                              is_float ? Codec::kFp16 : Codec::kNone)));
-  return sequence(std::move(all), std::move(memory));
+  here.share_after(there);
+  const Ids& shared = here.shared();
+  there.insert(there.end(), shared.begin(), shared.end());
+  return schedule_.joint(there);
 }
 
-std::unique_ptr<Algorithm> TwoLevelAllreduce::allreduce_one(const Piece& tensor, const Reduction& reduction,
-                                                            Codec codec, Way way) {
+Schedule::Id TwoLevelAllreduce::reduce(const std::vector<Piece>& tensors, const Reduction& reduction, Codec codec,
+                                       Way way, Schedule::Id ready) {
   const HostSum sum = host_sum(hosts_, reduction);
-  return sum == HostSum::kNone ? gathered(tensor, reduction) : two_levels(tensor, reduction, codec, way, sum);
+  if (sum != HostSum::kNone) return two_levels(tensors, reduction, codec, way, sum, ready);
+  Ids there;
+  for (const Piece& tensor : tensors) there.push_back(gathered(tensor, reduction, ready));
+  return schedule_.joint(there);
 }
 
 // Each tensor begins with a block of its own, if there are blocks, so that its bits do not depend on its neighbours.
-std::unique_ptr<Algorithm> TwoLevelAllreduce::packed(const std::vector<Piece>& tensors, const Reduction& reduction) {
-  if (tensors.size() == 1) return allreduce_one(tensors[0], reduction, Codec::kNone, Way::kPairwise);
+Schedule::Id TwoLevelAllreduce::packed(const std::vector<Piece>& tensors, const Reduction& reduction) {
+  if (tensors.size() == 1) return reduce(tensors, reduction, Codec::kNone, Way::kPairwise);
   const size_t item = itemsize(reduction.dtype);
   const bool is_float = host_sum(hosts_, reduction) == HostSum::kFloat;
   const bool has_blocks = is_float && float_codec(reduction) != Codec::kNone;
   const auto padded = [&](const Piece& tensor) { return round_up(tensor.count, has_blocks ? kCodecBlock : 1); };
   size_t count = 0;
   for (const Piece& tensor : tensors) count += padded(tensor);
-  Memory memory;
-  std::byte* const whole = allocate(memory, count * item);
-  std::vector<PullJob::Part> in;
-  std::vector<PullJob::Part> out;
+  std::byte* const whole = schedule_.memory(count * item);
+  Ids in;
   std::byte* at = whole;
   for (const Piece& tensor : tensors) {
-    in.push_back({{tensor.src}, at, tensor.count * item});
-    out.push_back({{at}, tensor.dst, tensor.count * item});
+    in.push_back(schedule_.copy(tensor.src, at, tensor.count * item, {}));
     std::memset(at + tensor.count * item, 0, (padded(tensor) - tensor.count) * item);
     at += padded(tensor) * item;
   }
-  Parts parts;
-  parts.push_back(copies(team_, std::move(in)));
-  parts.push_back(allreduce_one({whole, whole, count}, reduction, Codec::kNone, Way::kPairwise));
-  parts.push_back(copies(team_, std::move(out)));
-  return sequence(std::move(parts), std::move(memory));
+  const Schedule::Id there =
+      reduce({{whole, whole, count}}, reduction, Codec::kNone, Way::kPairwise, schedule_.joint(in));
+  Ids out;
+  at = whole;
+  for (const Piece& tensor : tensors) {
+    out.push_back(schedule_.copy(at, tensor.dst, tensor.count * item, there));
+    at += padded(tensor) * item;
+  }
+  return schedule_.joint(out);
 }
 
-// Long tensors, and those that a codec takes by blocks, one by one; the others as one. So neither the way that a tensor
-// takes nor its place in it, by which a ring adds up, depends on what shares the bucket: that is a matter of timing.
-std::unique_ptr<Algorithm> TwoLevelAllreduce::allreduce(const std::vector<Piece>& tensors, const Reduction& reduction,
-                                                        Codec codec) {
-  Parts parts;
+// Long tensors, and those that a codec takes by blocks, as they are; the others packed into one. So neither the way
+// that a tensor takes nor its place in it, by which a ring adds up, depends on what shares the bucket: that is a matter
+// of timing.
+Schedule::Id TwoLevelAllreduce::allreduce(const std::vector<Piece>& tensors, const Reduction& reduction, Codec codec) {
+  std::vector<Piece> ringing;
+  std::vector<Piece> straight;
   std::vector<Piece> small;
   for (const Piece& tensor : tensors) {
     const bool is_long = tensor.count * itemsize(reduction.dtype) >= kRingNbytes;
     const bool rings = is_long && foldable_in_place(reduction) && codec != Codec::kInt8;
-    if (is_long || codec != Codec::kNone) {
-      parts.push_back(allreduce_one(tensor, reduction, codec, rings ? Way::kRing : Way::kPairwise));
-    } else {
-      small.push_back(tensor);
-    }
+    (rings ? ringing : is_long || codec != Codec::kNone ? straight : small).push_back(tensor);
   }
-  if (!small.empty()) parts.push_back(packed(small, reduction));
-  return sequence(std::move(parts));
+  Ids there;
+  if (!ringing.empty()) there.push_back(reduce(ringing, reduction, codec, Way::kRing));
+  if (!straight.empty()) there.push_back(reduce(straight, reduction, codec, Way::kPairwise));
+  if (!small.empty()) there.push_back(packed(small, reduction));
+  return schedule_.joint(there);
 }
 
 }  // namespace rr

@@ -17,8 +17,9 @@ namespace rr {
 // them.
 class TwoLevelAllreduce {
  public:
-  TwoLevelAllreduce(const Team& team, const Hosts& hosts, size_t& rounds)
-      : team_(team),
+  TwoLevelAllreduce(Schedule& schedule, const Team& team, const Hosts& hosts, size_t& rounds)
+      : schedule_(schedule),
+        team_(team),
         hosts_(hosts),
         here_(team, hosts, rounds),
         slices_(hosts.here().size()),
@@ -26,17 +27,21 @@ class TwoLevelAllreduce {
     for (const auto& members : hosts.members) slices_ = std::min(slices_, members.size());
   }
 
-  std::unique_ptr<Algorithm> allreduce(const std::vector<Piece>& tensors, const Reduction& reduction, Codec codec);
+  // Of one dtype. Gives the item after which all results are there.
+  Schedule::Id allreduce(const std::vector<Piece>& tensors, const Reduction& reduction, Codec codec);
 
  private:
   enum class Way { kRing, kPairwise };
-  std::unique_ptr<Algorithm> allreduce_one(const Piece& tensor, const Reduction& reduction, Codec codec, Way way);
-  std::unique_ptr<Algorithm> two_levels(const Piece& tensor, const Reduction& reduction, Codec codec, Way way,
-                                        HostSum sum);
-  std::unique_ptr<Algorithm> packed(const std::vector<Piece>& tensors, const Reduction& reduction);
-  std::unique_ptr<Algorithm> gathered(const Piece& tensor, const Reduction& reduction);
+  // Elements may be read after `ready`.
+  Schedule::Id reduce(const std::vector<Piece>& tensors, const Reduction& reduction, Codec codec, Way way,
+                      Schedule::Id ready = Schedule::kNone);
+  Schedule::Id two_levels(const std::vector<Piece>& tensors, const Reduction& reduction, Codec codec, Way way,
+                          HostSum sum, Schedule::Id ready);
+  Schedule::Id gathered(const Piece& tensor, const Reduction& reduction, Schedule::Id ready);
+  Schedule::Id packed(const std::vector<Piece>& tensors, const Reduction& reduction);
   std::unique_ptr<Algorithm> gather_here(std::byte* elements, const std::vector<Range>& owned, size_t item);
 
+  Schedule& schedule_;
   const Team& team_;
   const Hosts& hosts_;
   WithinHost here_;

@@ -59,42 +59,42 @@ class Blocks {
 };
 
 // The blocks of this host's own ranks.
-std::unique_ptr<Algorithm> share_own(const Team& team, const Hosts& hosts, WithinHost& here, const ExchangeJob& job) {
+void share_own(Schedule& schedule, const Team& team, const Hosts& hosts, WithinHost& here, const ExchangeJob& job) {
   const ExchangeJob::Incoming& mine = job.incoming[static_cast<size_t>(team.rank())];
-  if (here.size() == 1) return copies(team, {{{job.outgoing[0].src}, mine.dst, mine.nbytes}});
+  if (here.size() == 1) {
+    schedule.copy(job.outgoing[0].src, mine.dst, mine.nbytes, {});
+    return;
+  }
   std::vector<WithinHost::Block> blocks;
   for (const int rank : hosts.here()) {
     const ExchangeJob::Incoming& block = job.incoming[static_cast<size_t>(rank)];
     blocks.push_back({block.dst, block.nbytes});
   }
-  return here.allgather(job.outgoing[0].src, blocks);
+  schedule.on_host(here.allgather(job.outgoing[0].src, blocks));
 }
 
 // Long blocks, where all hosts have as many ranks: those of one place on its host go round a ring of hosts, so that
 // only one flow enters a host for each of its ranks.
-std::unique_ptr<Algorithm> ring_allgather(const Team& team, const Hosts& hosts, WithinHost& here,
-                                          const ExchangeJob& job) {
+void ring_allgather(Schedule& schedule, const Team& team, const Hosts& hosts, WithinHost& here,
+                    const ExchangeJob& job) {
   const Blocks blocks(hosts, job);
   const int n = hosts.count();
   const int next = (hosts.mine + 1) % n;
   const int last = (hosts.mine + n - 1) % n;
-  std::vector<HostPart> parts;
-  parts.push_back({0, false, share_own(team, hosts, here, job)});
-  std::vector<LinkedBlock> linked;
-  std::vector<LinkedPiece> arrivals;
-  const size_t own_nbytes = blocks.of(team.rank()).nbytes;
-  linked.push_back({job.outgoing[0].src, nullptr, own_nbytes, -1, {next}});
+  const Team places = same_place(team, hosts, here.me());
+  share_own(schedule, team, hosts, here, job);
+  forward(schedule, places, {job.outgoing[0].src, nullptr, blocks.of(team.rank()).nbytes, -1, {next}});
   for (int distance = 1; distance < n; ++distance) {
     const int host = (hosts.mine + n - distance) % n;
     const ExchangeJob::Incoming& block = blocks.of(host, here.me());
-    linked.push_back({block.dst, block.dst, block.nbytes, last, {}});
-    if (host != next) linked.back().to.push_back(next);
+    LinkedBlock linked = {block.dst, block.dst, block.nbytes, last, {}};
+    if (host != next) linked.to.push_back(next);
     size_t largest = 0;  // the ranks of this host cut alike; what the links carry does not depend on it
     for (int place = 0; place < here.size(); ++place) largest = std::max(largest, blocks.of(host, place).nbytes);
     const size_t pieces = messages_of(largest);
-    for (size_t k = 0; k < pieces; ++k) {
-      arrivals.push_back({linked.size() - 1, piece_of(block.nbytes, pieces, k).end});
-      if (here.size() == 1) continue;
+    for (size_t k = 0; k < pieces; ++k) linked.ends.push_back(piece_of(block.nbytes, pieces, k).end);
+    const Ids there = forward(schedule, places, linked);
+    for (size_t k = 0; k < pieces && here.size() > 1; ++k) {
       std::vector<WithinHost::Block> shared;
       for (int place = 0; place < here.size(); ++place) {
         const ExchangeJob::Incoming& whole = blocks.of(host, place);
@@ -102,34 +102,34 @@ std::unique_ptr<Algorithm> ring_allgather(const Team& team, const Hosts& hosts, 
         shared.push_back({whole.dst + piece.begin, piece.count()});
       }
       const std::byte* const mine = shared[static_cast<size_t>(here.me())].dst;
-      parts.push_back({arrivals.size() - 1, true, here.allgather(mine, shared)});
+      schedule.on_host(here.allgather(mine, shared), there[k]);
     }
   }
-  return hierarchical(std::move(parts),
-                      forward(same_place(team, hosts, here.me()), std::move(linked), std::move(arrivals)));
 }
 
 // Each block goes to one rank of every other host: to the one of its own rank's place, counted round. Long ones, where
 // hosts have unequal numbers of ranks, are shared host by host, so that not all wait for the last.
-std::unique_ptr<Algorithm> straight_allgather(const Team& team, const Hosts& hosts, WithinHost& here,
-                                              const ExchangeJob& job) {
+void straight_allgather(Schedule& schedule, const Team& team, const Hosts& hosts, WithinHost& here,
+                        const ExchangeJob& job) {
   const Blocks blocks(hosts, job);
-  std::vector<HostPart> parts;
-  parts.push_back({0, false, share_own(team, hosts, here, job)});
-  std::vector<LinkedBlock> linked;
-  std::vector<LinkedPiece> arrivals = {{0, 0}};
-  linked.push_back({job.outgoing[0].src, nullptr, blocks.of(team.rank()).nbytes, -1, {}});
+  share_own(schedule, team, hosts, here, job);
+  LinkedBlock own = {job.outgoing[0].src, nullptr, blocks.of(team.rank()).nbytes, -1, {}};
+  for (int host = 0; host < hosts.count(); ++host) {
+    const std::vector<int>& theirs = hosts.members[static_cast<size_t>(host)];
+    if (host != hosts.mine) own.to.push_back(theirs[static_cast<size_t>(here.me()) % theirs.size()]);
+  }
+  forward(schedule, team, own);
   const bool host_by_host = blocks.nbytes() >= kRingNbytes;
   ExchangeJob share;
+  Ids there;
   std::vector<int> taken(static_cast<size_t>(here.size()), 0);  // blocks, by place
   const auto share_taken = [&] {
     for (int& number : taken) share.sources.push_back(std::exchange(number, 0) != 0);
-    if (here.size() > 1) parts.push_back({arrivals.size() - 1, true, here.exchange(std::exchange(share, {}))});
+    if (here.size() > 1) schedule.on_host(here.exchange(std::exchange(share, {})), std::exchange(there, {}));
   };
   for (int host = 0; host < hosts.count(); ++host) {
     if (host == hosts.mine) continue;
     const std::vector<int>& theirs = hosts.members[static_cast<size_t>(host)];
-    linked[0].to.push_back(theirs[static_cast<size_t>(here.me()) % theirs.size()]);
     for (size_t i = 0; i < theirs.size(); ++i) {
       const ExchangeJob::Incoming& block = blocks.of(theirs[i]);
       const int place = static_cast<int>(i) % here.size();
@@ -141,19 +141,17 @@ std::unique_ptr<Algorithm> straight_allgather(const Team& team, const Hosts& hos
         continue;
       }
       share.outgoing.push_back({block.dst, block.nbytes});
-      linked.push_back({block.dst, block.dst, block.nbytes, theirs[i], {}});
-      arrivals.push_back({linked.size() - 1, block.nbytes});
+      there.push_back(forward(schedule, team, {nullptr, block.dst, block.nbytes, theirs[i], {}}).front());
     }
     if (host_by_host) share_taken();
   }
   if (!host_by_host) share_taken();
-  return hierarchical(std::move(parts), forward(team, std::move(linked), std::move(arrivals)));
 }
 
 }  // namespace
 
-std::unique_ptr<Algorithm> two_level_broadcast(const Team& team, const Hosts& hosts, size_t& rounds, int root,
-                                               const std::byte* src, std::byte* dst, size_t nbytes) {
+void two_level_broadcast(Schedule& schedule, const Team& team, const Hosts& hosts, size_t& rounds, int root,
+                         const std::byte* src, std::byte* dst, size_t nbytes) {
   WithinHost here(team, hosts, rounds);
   const int root_rank = team.members[static_cast<size_t>(root)];
   int root_host = 0;
@@ -170,43 +168,47 @@ std::unique_ptr<Algorithm> two_level_broadcast(const Team& team, const Hosts& ho
   const int lead = static_cast<int>(place % hosts.here().size());
   const std::byte* const from = hosts.mine == root_host ? src : dst;
   const bool leads_here = here.me() == lead;
+  if (src != nullptr) schedule.copy(src, dst, nbytes, {});
 
   const size_t pieces = messages_of(nbytes);
-  std::vector<HostPart> parts;
-  std::vector<LinkedPiece> arrivals;
-  for (size_t k = 0; k < pieces; ++k) {
+  std::vector<size_t> ends;  // of pieces
+  for (size_t k = 0; k < pieces; ++k) ends.push_back(piece_of(nbytes, pieces, k).end);
+  LinkedBlock block;
+  Ids there;  // by part of the block
+  if (leads_here) {
+    const size_t between = static_cast<size_t>(std::max(1, hosts.count() - 2));
+    const bool is_chain = nbytes >= between * kChainNbytes;
+    block = between_hosts(from, dst, nbytes, hosts.count(), root_host, hosts.mine, is_chain);
+    block.ends = ends;
+    const size_t part_nbytes = std::max(kLeastPartNbytes, nbytes / kChainParts);
+    for (size_t end = part_nbytes; is_chain && end < nbytes; end += part_nbytes) block.ends.push_back(end);
+    std::sort(block.ends.begin(), block.ends.end());
+    block.ends.erase(std::unique(block.ends.begin(), block.ends.end()), block.ends.end());
+    there = forward(schedule, team.narrowed(leads), block);
+  }
+  for (size_t k = 0; k < pieces && here.size() > 1; ++k) {
     const Range range = piece_of(nbytes, pieces, k);
-    arrivals.push_back({0, range.end});
-    if (here.size() == 1) continue;
     ExchangeJob share;
     share.sources.assign(static_cast<size_t>(here.size()), false);
     share.sources[static_cast<size_t>(lead)] = true;
     share.largest_nbytes = range.count();
+    Schedule::Id arrived = Schedule::kNone;
     if (leads_here) {
       share.outgoing.push_back({from + range.begin, range.count()});
+      const auto part = std::lower_bound(block.ends.begin(), block.ends.end(), range.end) - block.ends.begin();
+      arrived = there[static_cast<size_t>(part)];
     } else {
       share.incoming.push_back({lead, 0, dst + range.begin, range.count(), 0});
     }
-    parts.push_back({k, true, here.exchange(std::move(share))});
+    schedule.on_host(here.exchange(std::move(share)), arrived);
   }
-  if (!leads_here) return hierarchical(std::move(parts), nullptr);
-  const size_t between = static_cast<size_t>(std::max(1, hosts.count() - 2));
-  const bool is_chain = nbytes >= between * kChainNbytes;
-  const size_t part_nbytes = is_chain ? std::max(kLeastPartNbytes, nbytes / kChainParts) : SIZE_MAX;
-  Parts all;
-  all.push_back(hierarchical(
-      std::move(parts),
-      forward(team.narrowed(leads), {between_hosts(from, dst, nbytes, hosts.count(), root_host, hosts.mine, is_chain)},
-              std::move(arrivals), part_nbytes)));
-  if (src != nullptr) all.push_back(copies(team, {{{src}, dst, nbytes}}));
-  return sequence(std::move(all));
 }
 
-std::unique_ptr<Algorithm> two_level_allgather(const Team& team, const Hosts& hosts, size_t& rounds,
-                                               const ExchangeJob& job) {
+void two_level_allgather(Schedule& schedule, const Team& team, const Hosts& hosts, size_t& rounds,
+                         const ExchangeJob& job) {
   WithinHost here(team, hosts, rounds);
   const bool rings = are_even(hosts) && takes_ring(Blocks(hosts, job).nbytes(), hosts);
-  return rings ? ring_allgather(team, hosts, here, job) : straight_allgather(team, hosts, here, job);
+  rings ? ring_allgather(schedule, team, hosts, here, job) : straight_allgather(schedule, team, hosts, here, job);
 }
 
 }  // namespace rr

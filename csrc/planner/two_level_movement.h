@@ -2,18 +2,16 @@
 // share what has arrived through their staging area, while more is on its way.
 #pragma once
 
-#include <memory>
-
 #include "planner/two_level.h"
 
 namespace rr {
 
 // root: its place in the team. src: at the root.
-std::unique_ptr<Algorithm> two_level_broadcast(const Team& team, const Hosts& hosts, size_t& rounds, int root,
-                                               const std::byte* src, std::byte* dst, size_t nbytes);
+void two_level_broadcast(Schedule& schedule, const Team& team, const Hosts& hosts, size_t& rounds, int root,
+                         const std::byte* src, std::byte* dst, size_t nbytes);
 
 // job: with one block of each member of the team, in their order. All ranks are in the team.
-std::unique_ptr<Algorithm> two_level_allgather(const Team& team, const Hosts& hosts, size_t& rounds,
-                                               const ExchangeJob& job);
+void two_level_allgather(Schedule& schedule, const Team& team, const Hosts& hosts, size_t& rounds,
+                         const ExchangeJob& job);
 
 }  // namespace rr

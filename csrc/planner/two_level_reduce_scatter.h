@@ -3,7 +3,6 @@
 // hosts, as a pipeline of pieces. Each byte crosses the network (h-1)/h times.
 #pragma once
 
-#include <memory>
 #include <vector>
 
 #include "planner/two_level.h"
@@ -15,8 +14,7 @@ bool scatters_on_two_levels(const Hosts& hosts, const Reduction& reduction);
 
 // tensor.src: on every rank of the team all elements. kept: by rank, which of them it keeps; they tile the tensor.
 // tensor.dst: room for this rank's. rounds: of the stage, counted up.
-std::unique_ptr<Algorithm> two_level_reduce_scatter(const Team& team, const Hosts& hosts, size_t& rounds,
-                                                    const Piece& tensor, const std::vector<Range>& kept,
-                                                    const Reduction& reduction);
+void two_level_reduce_scatter(Schedule& schedule, const Team& team, const Hosts& hosts, size_t& rounds,
+                              const Piece& tensor, const std::vector<Range>& kept, const Reduction& reduction);
 
 }  // namespace rr

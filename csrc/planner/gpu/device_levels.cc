@@ -2,10 +2,9 @@
 
 #include <algorithm>
 
-#include "collective/hierarchical.h"
 #include "collective/linked.h"
 #include "planner/gpu/stream_copies.h"
-#include "planner/two_level_allreduce.h"
+#include "planner/two_level.h"
 
 namespace rr {
 namespace {
@@ -27,29 +26,27 @@ class Builder {
   std::unique_ptr<Algorithm> build(Codec codec) {
     const size_t align = alignment(codec, item_);
     const std::vector<Range> pieces = cut(tensor_.count, item_, kPieceNbytes, align);
-    std::vector<Piece> between;
+    LinkedReduction between;
+    between.reduction = reduction_;
+    between.reduction.prescale = 1.0;
+    between.codec = codec;
     for (const Range& piece : pieces) {
       owned_.emplace_back();
       for (int s = 0; s < here_.size(); ++s) owned_.back().push_back(segment(piece.count(), here_.size(), s, align));
       const Range& mine = owned_.back()[me()];
       std::byte* const host = levels_.arena->allocate(mine.count() * item_);
-      between.push_back({host, host, mine.count()});
+      between.pieces.push_back({host, host, mine.count()});
     }
     const bool rings = codec != Codec::kInt8;
-    std::vector<HostPart> parts;
-    const size_t lag = pieces_under_way(rings, levels_.hosts->count()) + 2;
-    for (size_t turn = 0; turn < 2 * pieces.size(); ++turn) {
-      const auto [k, is_gather] = pipeline_turn(pieces.size(), lag, turn);
-      parts.push_back(
-          {k, is_gather, is_gather ? gather(k, pieces[k], between[k].dst) : reduce(k, pieces[k], between[k].dst)});
-    }
-    std::vector<int> ranks;
-    for (const auto& members : levels_.hosts->members) ranks.push_back(members[me()]);
-    Team leads = levels_.team->narrowed(ranks);
-    Reduction rest = reduction_;
-    rest.prescale = 1.0;
-    return hierarchical(std::move(parts), rings ? ring(std::move(leads), std::move(between), rest, codec)
-                                                : pairwise(std::move(leads), std::move(between), rest, codec));
+    Schedule schedule;
+    HostPipeline here(
+        schedule, pieces.size(), pieces_under_way(rings, levels_.hosts->count()) + 2,
+        [&](size_t k) { return reduce(k, pieces[k], between.pieces[k].dst); },
+        [&](size_t k) { return gather(k, pieces[k], between.pieces[k].dst); });
+    between.ready = here.reduced();
+    const Team leads = same_place(*levels_.team, *levels_.hosts, here_.me);
+    here.share_after(rings ? ring(schedule, leads, between) : pairwise(schedule, leads, between));
+    return execute(*levels_.team, std::move(schedule));
   }
 
  private:
@@ -108,7 +105,7 @@ class Builder {
     meeting.rounds_otherwise = rounds_of(job, here_.stage, here_.size());
     show_input(meeting, job.pieces[0].src, piece.count() * item_);
     show_output(meeting, slice.dst, slice.count);
-    Parts parts;
+    std::vector<std::unique_ptr<Algorithm>> parts;
     parts.push_back(meet(std::move(meeting), [job](Team team) { return two_shot(std::move(team), job); }));
     StreamCopies down(*levels_.device, WorkStream::kToHost);
     parts.push_back(down.issue({{slice.dst, host, slice.count}}));
@@ -133,7 +130,7 @@ class Builder {
     meeting.rounds_otherwise = rounds_of(job, here_.stage);
     show_output(meeting, slice.dst, slice.count);
     show_output(meeting, whole, piece.count() * item_);
-    Parts parts;
+    std::vector<std::unique_ptr<Algorithm>> parts;
     StreamCopies up(*levels_.device, WorkStream::kToDevice);
     parts.push_back(up.issue({{host, slice.dst, slice.count}}));
     parts.push_back(up.await_last());

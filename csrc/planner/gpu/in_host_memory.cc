@@ -134,7 +134,7 @@ std::unique_ptr<Algorithm> DevicePlanner::in_host_memory(const std::vector<Opera
   }
   if (units.front().operations.empty()) units.erase(units.begin());
 
-  Parts parts;
+  std::vector<std::unique_ptr<Algorithm>> parts;
   StreamCopies downs(device, WorkStream::kToHost);
   StreamCopies ups(device, WorkStream::kToDevice);
   for (Unit& unit : units) parts.push_back(downs.issue(std::move(unit.down)));

@@ -1,0 +1,307 @@
+// Execution: an item may begin when all that it waits for is done. Messages of one direction of a link go one after the
+// other; what this rank does with others of its host likewise; the rest, in the order in which it may begin.
+
+#include "collective/schedule.h"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+
+#include "data/stream.h"
+
+namespace rr {
+
+Schedule::Id Schedule::add(Item item, const After& after) {
+  const Id id = static_cast<Id>(items_.size());
+  items_.push_back(item);
+  wait_for(id, after);
+  return id;
+}
+
+void Schedule::wait_for(Id item, const After& after) {
+  for (const Id earlier : after.ids()) {
+    if (earlier != kNone) edges_.emplace_back(earlier, item);
+  }
+}
+
+uint32_t Schedule::index_of(const Reduction& reduction) {
+  const auto is_same = [&](const Reduction& other) {
+    return other.dtype == reduction.dtype && other.op == reduction.op && other.prescale == reduction.prescale &&
+           other.postscale == reduction.postscale && other.divisor == reduction.divisor;
+  };
+  const auto found = std::find_if(reductions_.begin(), reductions_.end(), is_same);
+  const auto index = static_cast<uint32_t>(found - reductions_.begin());
+  if (found == reductions_.end()) reductions_.push_back(reduction);
+  return index;
+}
+
+Schedule::Id Schedule::send(int rank, const std::byte* src, size_t nbytes, const After& after) {
+  return add({Kind::kSend, Codec::kNone, 0, rank, src, nullptr, nbytes}, after);
+}
+
+Schedule::Id Schedule::receive(int rank, std::byte* dst, size_t nbytes, const After& after) {
+  return add({Kind::kReceive, Codec::kNone, 0, rank, nullptr, dst, nbytes}, after);
+}
+
+Schedule::Id Schedule::fold(int rank, std::byte* dst, size_t nbytes, const Reduction& reduction, const After& after) {
+  return add({Kind::kFold, Codec::kNone, index_of(reduction), rank, nullptr, dst, nbytes}, after);
+}
+
+Schedule::Id Schedule::reduce(const std::vector<const std::byte*>& srcs, std::byte* dst, size_t count,
+                              const Reduction& reduction, const After& after) {
+  const size_t first = operands_.size();
+  operands_.insert(operands_.end(), srcs.begin(), srcs.end());
+  return add({Kind::kReduce, Codec::kNone, index_of(reduction), -1, nullptr, dst, count, first, srcs.size()}, after);
+}
+
+Schedule::Id Schedule::copy(const std::byte* src, std::byte* dst, size_t nbytes, const After& after) {
+  return add({Kind::kCopy, Codec::kNone, 0, -1, src, dst, nbytes}, after);
+}
+
+Schedule::Id Schedule::encode(Codec codec, const std::byte* src, std::byte* dst, size_t count, const After& after) {
+  return add({Kind::kEncode, codec, 0, -1, src, dst, count}, after);
+}
+
+Schedule::Id Schedule::decode(Codec codec, const std::byte* src, std::byte* dst, size_t count, const After& after) {
+  return add({Kind::kDecode, codec, 0, -1, src, dst, count}, after);
+}
+
+Schedule::Id Schedule::round_trip(Codec codec, std::byte* data, size_t count, const After& after) {
+  return add({Kind::kRoundTrip, codec, 0, -1, data, data, count}, after);
+}
+
+Schedule::Id Schedule::on_host(std::unique_ptr<Algorithm> algorithm, const After& after) {
+  algorithms_.push_back(std::move(algorithm));
+  return add({Kind::kOnHost, Codec::kNone, 0, -1, nullptr, nullptr, 0, algorithms_.size() - 1}, after);
+}
+
+Schedule::Id Schedule::joint(const After& after) { return add({}, after); }
+
+std::byte* Schedule::memory(size_t nbytes) {
+  memory_.push_back(take_scratch(nbytes));
+  return memory_.back().get();
+}
+
+namespace {
+
+using Id = Schedule::Id;
+using Kind = Schedule::Kind;
+using Item = Schedule::Item;
+
+constexpr size_t kBlockNbytes = 256 << 10;  // of a copy or a reduction, before this rank looks at its links again
+
+bool is_message(Kind kind) { return kind == Kind::kSend || kind == Kind::kReceive || kind == Kind::kFold; }
+
+class Execution final : public Algorithm {
+ public:
+  Execution(Team team, Schedule schedule) : team_(std::move(team)), schedule_(std::move(schedule)) {
+    count_waits();
+    for (Id id = 0; id < items().size(); ++id) {
+      const Item& item = items()[id];
+      if (item.kind == Kind::kOnHost) {
+        on_host_.push_back(id);
+      } else if (is_message(item.kind)) {
+        direction(item.kind == Kind::kSend ? out_ : in_, item.rank).messages.push_back(id);
+      } else if (waits_[id] == 0) {
+        ready_.push_back(id);
+      }
+    }
+    left_ = items().size();
+  }
+
+  Step step() override {
+    bool moved = false;
+    for (Direction& one : out_) moved |= pass(one);
+    for (auto one = in_.rbegin(); one != in_.rend(); ++one) moved |= pass(*one);
+    moved |= compute();
+    moved |= step_on_host();
+    if (left_ == 0) return Step::kDone;
+    return moved ? Step::kProgress : Step::kIdle;
+  }
+
+  bool needs(int rank) const override {
+    const auto is_open = [rank](const Direction& one) { return one.rank == rank && one.next != one.messages.size(); };
+    if (std::any_of(out_.begin(), out_.end(), is_open) || std::any_of(in_.begin(), in_.end(), is_open)) return true;
+    return std::any_of(on_host_.begin() + static_cast<ptrdiff_t>(next_on_host_), on_host_.end(),
+                       [&](Id id) { return algorithm(id)->needs(rank); });
+  }
+
+ private:
+  // One direction of a link.
+  struct Direction {
+    int rank;
+    Link* link;
+    std::vector<Id> messages;
+    size_t next = 0;    // of messages
+    size_t offset = 0;  // bytes of it that are through
+  };
+
+  const std::vector<Item>& items() const { return schedule_.items(); }
+  const std::unique_ptr<Algorithm>& algorithm(Id id) const { return schedule_.algorithms()[items()[id].operands]; }
+
+  // By item, what waits for it: later_[first_later_[id]] to later_[first_later_[id + 1]].
+  void count_waits() {
+    const size_t count = items().size();
+    waits_.assign(count, 0);
+    first_later_.assign(count + 1, 0);
+    for (const auto& [earlier, later] : schedule_.edges()) {
+      ++waits_[later];
+      ++first_later_[earlier + 1];
+    }
+    for (size_t i = 0; i < count; ++i) first_later_[i + 1] += first_later_[i];
+    later_.resize(schedule_.edges().size());
+    std::vector<size_t> at(first_later_.begin(), first_later_.end() - 1);
+    for (const auto& [earlier, later] : schedule_.edges()) later_[at[earlier]++] = later;
+  }
+
+  Direction& direction(std::vector<Direction>& all, int rank) {
+    for (Direction& known : all) {
+      if (known.rank == rank) return known;
+    }
+    all.push_back({rank, team_.links[static_cast<size_t>(rank)], {}});
+    return all.back();
+  }
+
+  void finish(Id id) {
+    --left_;
+    for (size_t i = first_later_[id]; i < first_later_[id + 1]; ++i) {
+      const Id later = later_[i];
+      if (--waits_[later] != 0) continue;
+      const Kind kind = items()[later].kind;
+      releases_message_ |= is_message(kind);
+      if (!is_message(kind) && kind != Kind::kOnHost) ready_.push_back(later);
+    }
+  }
+
+  // One message at most, so that all links get their turn. True when something moved.
+  bool pass(Direction& one) {
+    while (one.next != one.messages.size()) {
+      const Id id = one.messages[one.next];
+      if (waits_[id] != 0) return false;
+      const Item& item = items()[id];
+      const size_t left = item.count - one.offset;
+      const size_t moved = left == 0 ? 0 : move(*one.link, item, one.offset, left);
+      one.offset += moved;
+      if (one.offset != item.count) return moved != 0;
+      ++one.next;
+      one.offset = 0;
+      finish(id);
+      if (item.count != 0) return true;
+    }
+    return false;
+  }
+
+  size_t move(Link& link, const Item& item, size_t offset, size_t nbytes) {
+    if (item.kind == Kind::kSend) return link.push(item.src + offset, nbytes);
+    if (item.kind == Kind::kReceive) return link.pull(item.dst + offset, nbytes);
+    return link.fold(item.dst + offset, nbytes, schedule_.reductions()[item.reduction], *team_.kernels);
+  }
+
+  // Until there is a message to pass, or a block's worth is done.
+  bool compute() {
+    releases_message_ = false;
+    bool moved = false;
+    size_t budget = kBlockNbytes;
+    while (!ready_.empty() && budget != 0 && !releases_message_) {
+      moved = true;
+      const Id id = ready_.front();
+      if (!compute(items()[id], budget)) break;
+      ready_.pop_front();
+      computed_ = 0;
+      finish(id);
+    }
+    return moved;
+  }
+
+  // False: there is more of it to do. budget: bytes, less what was done.
+  bool compute(const Item& item, size_t& budget) {
+    size_t item_nbytes = 1;
+    switch (item.kind) {
+      case Kind::kReduce:
+        item_nbytes = itemsize(schedule_.reductions()[item.reduction].dtype);
+        break;
+      case Kind::kEncode:
+        team_.kernels->encode(item.codec, item.src, item.dst, item.count);
+        budget -= std::min(budget, item.count * sizeof(float));
+        return true;
+      case Kind::kDecode:
+        team_.kernels->decode(item.codec, item.src, item.dst, item.count);
+        budget -= std::min(budget, item.count * sizeof(float));
+        return true;
+      case Kind::kRoundTrip:
+        codec_round_trip(*team_.kernels, item.codec, item.dst, item.count);
+        budget -= std::min(budget, item.count * sizeof(float));
+        return true;
+      case Kind::kCopy:
+        break;
+      default:
+        return true;
+    }
+    const size_t offset = computed_ * item_nbytes;
+    const size_t count = std::min(item.count - computed_, std::max<size_t>(1, budget / item_nbytes));
+    if (item.kind == Kind::kCopy) {
+      copy(item, offset, count);
+    } else if (count != 0) {
+      reduce(item, offset, count);
+    }
+    computed_ += count;
+    budget -= std::min(budget, count * item_nbytes);
+    return computed_ == item.count;
+  }
+
+  void copy(const Item& item, size_t offset, size_t nbytes) const {
+    if (item.src == item.dst || nbytes == 0) return;
+    if (item.count >= kStreamedNbytes) {
+      stream(item.dst + offset, item.src + offset, nbytes);
+    } else {
+      std::memcpy(item.dst + offset, item.src + offset, nbytes);
+    }
+  }
+
+  void reduce(const Item& item, size_t offset, size_t count) {
+    srcs_.clear();
+    const auto first = schedule_.operands().begin() + static_cast<ptrdiff_t>(item.operands);
+    for (auto src = first; src != first + static_cast<ptrdiff_t>(item.operand_count); ++src) {
+      srcs_.push_back(*src + offset);
+    }
+    void* dst = item.dst + offset;
+    team_.kernels->reduce(schedule_.reductions()[item.reduction], srcs_.data(), srcs_.size(), &dst, 1, count);
+  }
+
+  bool step_on_host() {
+    if (next_on_host_ == on_host_.size()) return false;
+    const Id id = on_host_[next_on_host_];
+    if (waits_[id] != 0) return false;
+    std::unique_ptr<Algorithm>& here = schedule_.algorithms()[items()[id].operands];
+    const Step step = here->step();
+    if (step == Step::kDone) {
+      here.reset();
+      ++next_on_host_;
+      finish(id);
+    }
+    return step != Step::kIdle;
+  }
+
+  const Team team_;
+  Schedule schedule_;
+  std::vector<uint32_t> waits_;  // by item: how many that it waits for are not done
+  std::vector<size_t> first_later_;
+  std::vector<Id> later_;
+  std::vector<Direction> out_;
+  std::vector<Direction> in_;
+  std::deque<Id> ready_;
+  size_t computed_ = 0;  // elements of the first that is ready
+  std::vector<Id> on_host_;
+  size_t next_on_host_ = 0;
+  std::vector<const void*> srcs_;
+  size_t left_ = 0;  // items
+  bool releases_message_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Algorithm> execute(const Team& team, Schedule schedule) {
+  return std::make_unique<Execution>(team, std::move(schedule));
+}
+
+}  // namespace rr
