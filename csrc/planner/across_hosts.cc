@@ -5,6 +5,7 @@
 #include "planner/reduction_plan.h"
 #include "planner/two_level_allreduce.h"
 #include "planner/two_level_movement.h"
+#include "planner/two_level_reduce.h"
 #include "planner/two_level_reduce_scatter.h"
 
 namespace rr {
@@ -20,6 +21,12 @@ std::unique_ptr<Algorithm> reduce_across_hosts(const Resources& from, const Oper
     const std::vector<Range> kept = reduce_job(operation, from.size()).owned;
     two_level_reduce_scatter(schedule, team, hosts, rounds, {src.data, operation.dsts[0].data, src.count}, kept,
                              reduction);
+    return execute(team, std::move(schedule));
+  }
+  if (operation.kind == Kind::kReduce && reduces_along_chain(hosts, reduction, src.nbytes())) {
+    const int root = operation.signature.root;
+    std::byte* const dst = root == from.rank ? operation.dsts[0].data : nullptr;
+    two_level_reduce(schedule, team, hosts, rounds, root, {src.data, dst, src.count}, reduction);
     return execute(team, std::move(schedule));
   }
   std::byte* const whole = schedule.memory(src.nbytes());

@@ -41,6 +41,27 @@ bool are_even(const Hosts& hosts) {
 
 bool are_flat(const Hosts& hosts) { return are_even(hosts) && hosts.here().size() == 1; }
 
+size_t least_ranks(const Hosts& hosts) {
+  size_t least = hosts.here().size();
+  for (const auto& members : hosts.members) least = std::min(least, members.size());
+  return least;
+}
+
+HostPlace place_of(const Hosts& hosts, int rank) {
+  for (size_t host = 0; host < hosts.members.size(); ++host) {
+    const std::vector<int>& ranks = hosts.members[host];
+    const auto at = std::find(ranks.begin(), ranks.end(), rank);
+    if (at != ranks.end()) return {static_cast<int>(host), static_cast<size_t>(at - ranks.begin())};
+  }
+  return {};
+}
+
+std::vector<Range> slices_of(size_t count, size_t slices, size_t ranks, size_t align) {
+  std::vector<Range> all(ranks, {count, count});
+  for (size_t s = 0; s < slices; ++s) all[s] = segment(count, static_cast<int>(slices), static_cast<int>(s), align);
+  return all;
+}
+
 HostSum host_sum(const Hosts& hosts, const Reduction& reduction) {
   if (are_flat(hosts)) return HostSum::kSameType;
   if (reduction.dtype == DType::kFloat16) {
@@ -94,6 +115,21 @@ std::unique_ptr<Algorithm> WithinHost::allgather(const std::byte* mine, const st
     job.sources.push_back(block.nbytes != 0);
     job.largest_nbytes = std::max(job.largest_nbytes, block.nbytes);
     job.incoming.push_back({place, 0, block.dst, block.nbytes, 0});
+  }
+  return exchange(std::move(job));
+}
+
+std::unique_ptr<Algorithm> WithinHost::gather(const std::byte* mine, const std::vector<size_t>& nbytes, size_t root,
+                                              std::byte* dst) {
+  ExchangeJob job;
+  job.outgoing.push_back({mine, nbytes[static_cast<size_t>(me())]});
+  job.takers.assign(nbytes.size(), false);
+  job.takers[root] = true;
+  for (size_t place = 0; place < nbytes.size(); ++place) {
+    job.sources.push_back(nbytes[place] != 0 && place != root);
+    job.largest_nbytes = std::max(job.largest_nbytes, nbytes[place]);
+    if (static_cast<size_t>(me()) == root) job.incoming.push_back({static_cast<int>(place), 0, dst, nbytes[place], 0});
+    if (dst != nullptr) dst += nbytes[place];
   }
   return exchange(std::move(job));
 }

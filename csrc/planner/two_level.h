@@ -38,8 +38,18 @@ inline constexpr size_t kRingNbytes = 1 << 20;
 // The same where each of the ranks keeps or gives a part: a ring of many hosts is not for messages that take less time
 // than they wait for (32 KiB: 26 us at 10 Gbit/s).
 bool takes_ring(size_t nbytes, const Hosts& hosts);
-bool are_even(const Hosts& hosts);  // all have as many ranks
-bool are_flat(const Hosts& hosts);  // all have one
+bool are_even(const Hosts& hosts);       // all have as many ranks
+bool are_flat(const Hosts& hosts);       // all have one
+size_t least_ranks(const Hosts& hosts);  // that a host has
+
+struct HostPlace {
+  int host = 0;
+  size_t place = 0;  // among the ranks of the host
+};
+HostPlace place_of(const Hosts& hosts, int rank);
+
+// By place, what each of a host's `ranks` ranks has of `count` elements, where the first `slices` have some.
+std::vector<Range> slices_of(size_t count, size_t slices, size_t ranks, size_t align);
 
 // What the sum of a host's inputs is, between the two levels.
 enum class HostSum {
@@ -76,6 +86,9 @@ class WithinHost {
     size_t nbytes;
   };
   std::unique_ptr<Algorithm> allgather(const std::byte* mine, const std::vector<Block>& blocks);
+  // One rank takes the block of each, in the order of their places. nbytes: by place. dst: at that rank.
+  std::unique_ptr<Algorithm> gather(const std::byte* mine, const std::vector<size_t>& nbytes, size_t root,
+                                    std::byte* dst);
 
  private:
   const Team team_;

@@ -22,10 +22,8 @@ class TwoLevelAllreduce {
         team_(team),
         hosts_(hosts),
         here_(team, hosts, rounds),
-        slices_(hosts.here().size()),
-        is_flat_(are_flat(hosts)) {
-    for (const auto& members : hosts.members) slices_ = std::min(slices_, members.size());
-  }
+        slices_(least_ranks(hosts)),
+        is_flat_(are_flat(hosts)) {}
 
   // Of one dtype. Gives the item after which all results are there.
   Schedule::Id allreduce(const std::vector<Piece>& tensors, const Reduction& reduction, Codec codec);

@@ -153,16 +153,7 @@ void straight_allgather(Schedule& schedule, const Team& team, const Hosts& hosts
 void two_level_broadcast(Schedule& schedule, const Team& team, const Hosts& hosts, size_t& rounds, int root,
                          const std::byte* src, std::byte* dst, size_t nbytes) {
   WithinHost here(team, hosts, rounds);
-  const int root_rank = team.members[static_cast<size_t>(root)];
-  int root_host = 0;
-  size_t place = 0;
-  for (int host = 0; host < hosts.count(); ++host) {
-    const std::vector<int>& ranks = hosts.members[static_cast<size_t>(host)];
-    const auto at = std::find(ranks.begin(), ranks.end(), root_rank);
-    if (at == ranks.end()) continue;
-    root_host = host;
-    place = static_cast<size_t>(at - ranks.begin());
-  }
+  const auto [root_host, place] = place_of(hosts, team.members[static_cast<size_t>(root)]);
   std::vector<int> leads;  // who has the host's link: the root, and on other hosts the rank of its place, counted round
   for (const std::vector<int>& ranks : hosts.members) leads.push_back(ranks[place % ranks.size()]);
   const int lead = static_cast<int>(place % hosts.here().size());

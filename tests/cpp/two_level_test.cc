@@ -126,7 +126,21 @@ TEST_CASE("four hosts of two ranks: each byte crosses each host's link as often 
                             }),
                3 * 409600 * sizeof(uint16_t) / 4, "reducescatter of 16-bit floats");
   }
-  const std::vector<uint64_t> sent = sent_by_host(kTwoEach, [&](Rank& rank) {
+  std::vector<uint64_t> sent = sent_by_host(kTwoEach, [&](Rank& rank) {
+    Floats all(300000, 1.0F);
+    Floats sum(all.size());
+    Request request = request_of(Kind::kReduce, 4);
+    request.srcs = {view(all, DType::kFloat32)};
+    request.dsts = {view(sum, DType::kFloat32)};
+    run(rank, request);
+  });
+  CHECK(sent[2] < 300000 * sizeof(float) / 50);  // the chain ends there
+  for (const int host : {0, 1, 3}) {
+    CAPTURE(host);
+    CHECK(sent[static_cast<size_t>(host)] >= 300000 * sizeof(float));
+    CHECK(sent[static_cast<size_t>(host)] < 300000 * sizeof(float) * 51 / 50);
+  }
+  sent = sent_by_host(kTwoEach, [&](Rank& rank) {
     Floats all(200000, 1.0F);
     Request request = request_of(Kind::kBroadcast, 3);
     request.srcs = request.dsts = {view(all, DType::kFloat32)};
@@ -362,6 +376,47 @@ TEST_CASE("float16 on hosts of several ranks: products, and the least and the la
     expect(result == std::vector<uint16_t>(6000, half(4096.0F)), "the least");
     barrier(rank.world);
   }));
+}
+
+// Integers, so that sums are exact; each root in turn, on hosts of which some may have more ranks than others.
+TEST_CASE("reduce on several hosts: factors and averages, to every root, in every layout") {
+  std::vector<std::vector<int>> layouts = kLayouts;
+  layouts.push_back(kTwoEach);
+  layouts.push_back({0, 1, 0, 2, 1, 0});
+  for (const auto& host_of : layouts) {
+    for (const size_t count : {size_t{3}, size_t{300001}}) {
+      CAPTURE(host_of.size());
+      CAPTURE(count);
+      const Environment environment{};
+      CHECK_NOTHROW(run_hosts(host_of, [&](Rank& rank) {
+        const double n = static_cast<double>(rank.size);
+        for (int root = 0; root < rank.size; ++root) {
+          const ReduceOp op = root % 2 == 0 ? ReduceOp::kSum : ReduceOp::kAverage;
+          std::vector<double> all(count);
+          for (size_t i = 0; i < count; ++i) all[i] = static_cast<double>(4 * (i % 1000) + 8 * (rank.rank == 0));
+          const std::vector<double> given = all;
+          std::vector<double> result(count, -1.0);
+          Request request = request_of(Kind::kReduce, root);
+          request.op = op;
+          request.prescale = 0.5;
+          request.postscale = op == ReduceOp::kSum ? 4.0 : 1.0;
+          request.srcs = {view(all, DType::kFloat64)};
+          request.dsts = {view(root % 3 == 0 ? all : result, DType::kFloat64)};  // in place, and not
+          run(rank, request);
+          const std::vector<double>& there = root % 3 == 0 ? all : result;
+          const bool is_root = rank.rank == root;
+          for (size_t i = 0; i < count; ++i) {
+            const double each = static_cast<double>(4 * (i % 1000));
+            const double sum = 0.5 * (n * each + 8);
+            const double wanted = op == ReduceOp::kSum ? 4.0 * sum : sum / n;
+            if (is_root) expect(std::abs(there[i] - wanted) <= 1e-12 * wanted, std::string(name(op)) + " at the root");
+            if (!is_root) expect(there[i] == (root % 3 == 0 ? given[i] : -1.0), "memory of others is as it was");
+          }
+        }
+        barrier(rank.world);
+      }));
+    }
+  }
 }
 
 TEST_CASE("reducescatter on several hosts: factors and averages, in every layout") {

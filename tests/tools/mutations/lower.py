@@ -528,6 +528,13 @@ ROWS = (
         ("two_level_test",),
     ),
     Mutation(
+        "reduce-chain-end",
+        "csrc/planner/two_level_reduce.cc",
+        "between.kept.back()[static_cast<size_t>(at_root.host)] = {0, count};",
+        "between.kept.back()[0] = {0, count};",
+        ("two_level_test::reduce on several hosts",),
+    ),
+    Mutation(
         "allgather-to-every-rank",
         "csrc/planner/two_level_movement.cc",
         "    if (host != next) linked.to.push_back(next);\n",
