@@ -128,6 +128,8 @@ def scatter_async(
             f"scatter of {source.dtype.name} {list(source.shape)} into {group.size} times {target.dtype.name} "
             f"{list(target.shape)}: the root's tensor has {group.size} times the elements of output, in its dtype"
         )
+    if isinstance(source, np.ndarray) and isinstance(target, np.ndarray) and np.may_share_memory(source, target):
+        source = copy(source)  # the root's part would be written before the others' parts were sent
     work = submit(None if source is None else native(source), native(target), root, name)
     return Handle(work, lambda _: output, keep=source)
 

@@ -14,7 +14,7 @@ from ringreduce.errors import HorovodInternalError, InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet
 from ringreduce.torch import cuda
 from ringreduce.torch.profiling import profiled
-from ringreduce.torch.tensors import Operand, on_stream, operand, refusal, source
+from ringreduce.torch.tensors import Operand, apart, on_stream, operand, refusal, source
 
 
 def allgathers(tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet) -> Works:
@@ -130,7 +130,7 @@ def scatter_from_root(
             f"scatter of {tensor.dtype} {list(tensor.shape)} into {group.size} times {output.dtype} "
             f"{list(output.shape)}: the root's tensor has {group.size} times the elements of output, in its dtype"
         )
-    whole = source(tensor)
+    whole = apart(source(tensor), output, -root * output.numel())
     return on_stream(group.scatter_async(operand(whole), target, root, name), output), whole
 
 

@@ -268,6 +268,17 @@ def refusal(tensor: Any) -> Exception:
     )
 
 
+def apart(source: torch.Tensor, output: torch.Tensor, ahead: int | None = None) -> torch.Tensor:
+    """The source; a copy where it shares memory with the output, which would be written before it was sent.
+
+    Not where it begins `ahead` elements behind the output's beginning (None: there too): then this rank's own values
+    are where they go. Both are contiguous.
+    """
+    start, begin = source.data_ptr(), output.data_ptr()
+    is_shared = start < begin + output.nbytes and begin < start + source.nbytes
+    return source.clone() if is_shared and (ahead is None or start != begin + ahead * output.itemsize) else source
+
+
 def symmetric_empty(
     *shape: int | Sequence[int],
     dtype: torch.dtype | None = None,

@@ -14,7 +14,6 @@ import torch
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.torch.distributed.base import Collectives, InPlace, has_limit, is_async
 from ringreduce.torch.distributed.layout import (
-    apart,
     checked,
     contiguous,
     deal,
@@ -25,7 +24,7 @@ from ringreduce.torch.distributed.layout import (
     units,
 )
 from ringreduce.torch.distributed.work import Work
-from ringreduce.torch.tensors import on_stream
+from ringreduce.torch.tensors import apart, on_stream
 
 
 class DataMovement(Collectives):
@@ -96,7 +95,7 @@ class DataMovement(Collectives):
     def scatter(self, outputs: Any, sources: Any, opts: Any) -> Work:
         """Deals the list of opts.rootRank out to all ranks, one tensor each."""
         output, root = self._one(outputs, "scatter"), self._check_root(opts.rootRank, "scatter")
-        source = None
+        source, place = None, InPlace([output])
         if root == self._rank:
             parts = [checked(part) for part in sources[0]]
             self._check_list(parts, "scatter")
@@ -105,8 +104,7 @@ class DataMovement(Collectives):
                     f"scatter: the tensors have {[part.numel() for part in parts]} elements, and each output has "
                     f"{output.numel()}"
                 )
-            source = movable(joined(parts))
-        place = InPlace([output])
+            source = movable(apart(joined(parts), place.buffers[0], -root * output.numel()))
         native = self._member.group.scatter_async(source, movable(place.buffers[0]), root, self._name_of_call())
         return self._work(on_stream(native, place.buffers[0]), [output], opts, place.finish)
 
@@ -194,7 +192,7 @@ class DataMovement(Collectives):
             raise InvalidArgumentError(f"all_to_all of {source.dtype} into {flat.dtype}: the dtypes must be the same")
         place, unit = InPlace([flat]), units(source)
         native = self._member.group.alltoall_async(
-            movable(contiguous(source)),
+            movable(apart(contiguous(source), place.buffers[0])),
             [count * unit for count in sent],
             self._name_of_call(),
             movable(place.buffers[0]),

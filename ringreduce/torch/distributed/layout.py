@@ -142,13 +142,3 @@ def deal(flat: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
         count = target.numel()
         target.copy_(flat[start : start + count].view(target.shape))
         start += count
-
-
-def apart(source: torch.Tensor, flat: torch.Tensor, slot: int) -> torch.Tensor:
-    """The source; a copy where it shares memory with `flat` and does not begin at element `slot`, where its values go.
-
-    There other ranks' values would overwrite it before it was sent. The dtypes are the same, and both are contiguous.
-    """
-    start, begin = source.data_ptr(), flat.data_ptr()
-    is_within = start < begin + flat.nbytes and begin < start + source.nbytes
-    return source.clone() if is_within and start != begin + slot * flat.itemsize else source

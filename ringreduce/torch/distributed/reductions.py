@@ -25,7 +25,7 @@ from ringreduce.torch.distributed.layout import (
 )
 from ringreduce.torch.distributed.sparse import Coordinates
 from ringreduce.torch.distributed.work import Several, Work
-from ringreduce.torch.tensors import on_stream
+from ringreduce.torch.tensors import apart, on_stream
 
 SCATTERED = (ReduceOp.Sum, ReduceOp.Average)  # what the core's reducescatter computes
 
@@ -130,7 +130,7 @@ class Reductions(Collectives):
         place = InPlace(outputs)
         calls = [
             (
-                reducible(reduction.view(contiguous(source))),
+                reducible(reduction.view(apart(contiguous(source), buffer, -self._rank * buffer.numel()))),
                 reducible(reduction.view(buffer)),
                 reduction.op,
                 reduction.factor,

@@ -84,6 +84,11 @@ def exchanges() -> list[str]:
                 given = rr.scatter(whole if me == root else None, output, root)
                 if given is not output or not same(output, whole[me]):
                     faults.append(f"scatter {name} from {root}")
+        for root in ranks:  # the output lies in the root's tensor
+            memory = np.arange(100_000 * size + 1)
+            rr.scatter(memory[:-1] if me == root else None, memory[1:100_001], root)
+            if not same(memory[1:100_001], np.arange(100_000 * me, 100_000 * me + 100_000)):
+                faults.append(f"scatter from {root} into its own tensor")
         for nbytes in (0, 1, 100, 300_000, 5_000_000) if size > 1 else ():  # a message goes to another rank
             sent = [oracle.values(3, rank, nbytes, "uint8") for rank in ranks]
             into = np.empty(nbytes, np.uint8)

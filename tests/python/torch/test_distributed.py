@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from processes import completed
 from ranks import clean_environment
+from tcp_jobs import tcp_environment
 
 torch = pytest.importorskip("torch")
 
@@ -244,6 +245,45 @@ def gather_from_within(path: str) -> None:
 
 def test_all_gather_of_an_input_within_the_output(run_ranks: Callable[..., Any], tmp_path: Path) -> None:
     run_ranks(gather_from_within, 2, args=(str(tmp_path),))
+
+
+def overwrite_the_input(path: str) -> None:
+    """The output lies in the input: at the place of each rank in turn, one element further, and across two of them."""
+    rank, size = join(path)
+    for count in (4, 100_000):
+        inputs = [torch.arange(size * count) + 10**6 * r for r in range(size)]
+
+        def fresh(inputs: list[Any] = inputs) -> tuple[Any, Any]:
+            """Memory that begins with this rank's input, and the input."""
+            memory = torch.cat([inputs[rank], inputs[rank]])
+            return memory, memory[: len(inputs[rank])]
+
+        exchanged = torch.cat([each.chunk(size)[rank] for each in inputs])
+        for shift in (0, 1, count):
+            memory, mine = fresh()
+            output = memory[shift : shift + size * count]
+            dist.all_to_all_single(output, mine)
+            assert torch.equal(output, exchanged), (count, shift)
+            memory, mine = fresh()
+            output = memory[shift : shift + size * count]
+            dist.all_to_all(list(output.chunk(size)), list(mine.chunk(size)))
+            assert torch.equal(output, exchanged), (count, shift)
+        for shift in [*range(0, size * count, count), 1, count // 2]:
+            memory, mine = fresh()
+            output = memory[shift : shift + count]
+            dist.reduce_scatter_tensor(output, mine)
+            assert torch.equal(output, sum(inputs).chunk(size)[rank]), (count, shift)
+            for root in range(size):
+                memory, mine = fresh()
+                output = memory[shift : shift + count]
+                dist.scatter(output, list(mine.chunk(size)) if rank == root else None, src=root)
+                assert torch.equal(output, inputs[root].chunk(size)[rank]), (count, shift, root)
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_an_output_within_the_input(transport: str, run_ranks: Callable[..., Any], tmp_path: Path) -> None:
+    env = tcp_environment(tmp_path) if transport == "tcp" else {}
+    run_ranks(overwrite_the_input, 3, args=(str(tmp_path),), env=env)
 
 
 @pytest.mark.parametrize("backend", ["ringreduce", "cpu:ringreduce", "cpu:ringreduce,cuda:nccl"])

@@ -221,6 +221,9 @@ def values() -> None:
     """Without gradients: what the functions of ringreduce return, in every form; other dtypes; under no_grad()."""
     with hvd.init() as world:
         n, r = world.size, world.rank
+        memory = torch.arange(100_000 * n + 1)
+        hvd.scatter(memory[:-1] if r == 1 else None, memory[1:100_001], 1)  # the output lies in the root's tensor
+        assert torch.equal(memory[1:100_001], torch.arange(100_000 * r, 100_000 * (r + 1)))
         for dtype in (torch.int64, torch.uint8, torch.bool, torch.bfloat16, torch.float32):
             every = [(torch.arange(6).view(3, 2)[: rank + 1] + rank).to(dtype) for rank in range(n)]
             for rows in (hvd.gather(every[r], 0), hvd.synchronize(hvd.gather_async(every[r], 0, "named"))):

@@ -47,6 +47,13 @@ ROWS = (
         ("test_distributed.py::test_all_gather_of_an_input_within_the_output",),
     ),
     Mutation(
+        "exchange-in-place",
+        "ringreduce/torch/distributed/data_movement.py",
+        "movable(apart(contiguous(source), place.buffers[0])),",
+        "movable(contiguous(source)),",
+        ("test_distributed.py::test_an_output_within_the_input",),
+    ),
+    Mutation(
         "left-since-another-died",
         "ringreduce/job/rendezvous.py",
         "            deadline.check()\n            raise\n",
