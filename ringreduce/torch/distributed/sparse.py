@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,8 @@ class Coordinates:
     """A sparse tensor in parts that can be gathered, and the place of the result.
 
     Attributes:
-        parts: the sparse dimensions and then the indices, nonzero by nonzero; and the values. Ranks may have different
-            numbers of nonzeros.
+        parts: what must be the same on all ranks, and then the indices, nonzero by nonzero; and the values. Ranks may
+            have different numbers of nonzeros.
 
     Raises:
         InvalidArgumentError: another operation than SUM, AVG and PREMUL_SUM.
@@ -37,25 +38,27 @@ class Coordinates:
         self._reduction = reduction
         mine = tensor.detach().coalesce()
         self._dims, self._like = mine.sparse_dim(), mine.values()
-        sizes = mine.indices().new_tensor([mine.shape[: self._dims]]).view(1, self._dims)
-        self.parts = [torch.cat([sizes, mine.indices().t()]), mine.values().contiguous()]
+        (factor,) = struct.unpack("q", struct.pack("d", reduction.factor))
+        self._same = [LINEAR.index(reduction.name), factor, self._dims, mine.dim(), *mine.shape]
+        same = mine.indices().new_tensor(self._same)
+        self.parts = [torch.cat([same, mine.indices().t().flatten()]), mine.values().contiguous()]
 
     def sum(self, natives: Sequence[Work], size: int) -> None:
         """Writes the sum over all ranks to the tensor; natives are the finished gathers of the parts.
 
-        Raises MismatchError where the ranks' sparse dimensions differ.
+        Raises MismatchError where the ranks' operations or shapes differ.
         """
         rows, values = (gathered(native, part.dtype, part) for native, part in zip(natives, self.parts, strict=True))
-        parts = torch.split(rows.view(-1, self._dims), [count // self._dims for count in natives[0].counts])
-        own = list(self._tensor.shape[: self._dims])
+        parts = torch.split(rows, list(natives[0].counts))
         for rank, part in enumerate(parts):
-            if part[0].tolist() != own:
+            theirs = part[: 4 + int(part[3])].tolist()
+            if theirs != self._same:
                 raise MismatchError(
-                    f"all_reduce of sparse tensors: this rank's has the sparse dimensions {own}, and that of rank "
-                    f"{rank} of the group {part[0].tolist()}"
+                    f"all_reduce of sparse tensors: this rank called {_call(self._same)}, and rank {rank} of the group "
+                    f"{_call(theirs)}"
                 )
         values = self._widened(values.view(-1, *self._like.shape[1:]))
-        indices = torch.cat([part[1:] for part in parts]).t()
+        indices = torch.cat([part[len(self._same) :] for part in parts]).view(-1, self._dims).t()
         total = torch.sparse_coo_tensor(indices, values, self._tensor.shape, check_invariants=True).coalesce()
         if self._reduction.name == "AVG":  # integers truncate toward zero, as in the average of dense tensors
             total.values().div_(size, rounding_mode="trunc" if values.dtype is torch.int64 else None)
@@ -69,3 +72,10 @@ class Coordinates:
             wide = torch.int64 if self._reduction.factor == 1.0 else torch.float64
         values = values.to(wide)
         return values if self._reduction.factor == 1.0 else values * self._reduction.factor
+
+
+def _call(told: Sequence[int]) -> str:
+    """What a rank's call was, of what it has told the others."""
+    op, bits, dims, _, *shape = told
+    (factor,) = struct.unpack("d", struct.pack("q", bits))
+    return f"{LINEAR[op]} with factor {factor:g} of the shape {shape} with {dims} sparse dimensions"

@@ -129,8 +129,17 @@ def refusals(rank: int, size: int) -> None:
     for kind, text, call in wrong:
         with pytest.raises(kind, match=text):
             call()
-    with pytest.raises(hvd.MismatchError, match="sparse dimensions"):
-        dist.all_reduce(torch.sparse_coo_tensor([[0]], torch.ones(1), (3 + rank,), check_invariants=True))
+    sum_or_average = (dist.ReduceOp.AVG, dist.ReduceOp.SUM)[rank == 0]
+    for shape, dense, op in (
+        ((3 + rank,), (), dist.ReduceOp.SUM),
+        ((3,), (), sum_or_average),
+        ((3,), ((2, 3), (3, 2))[rank == 0], dist.ReduceOp.SUM),  # of the same size
+        ((3,) * (1 + rank), (), dist.ReduceOp.SUM),
+    ):
+        indices, values = [[0]] * len(shape), torch.ones(1, *dense)
+        mine = torch.sparse_coo_tensor(indices, values, shape + dense, check_invariants=True)
+        with pytest.raises(hvd.MismatchError, match=r"rank \d of the group (SUM|AVG) .* sparse dimensions"):
+            dist.all_reduce(mine, op)
     with pytest.raises(hvd.MismatchError, match="shape"):
         dist.all_reduce(torch.ones(3 + rank))
     work = dist.all_reduce(torch.ones(3 + rank), async_op=True)
