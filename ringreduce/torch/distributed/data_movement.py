@@ -65,9 +65,7 @@ class DataMovement(Collectives):
                 f"all_gather of {source.dtype} {tuple(source.shape)} into {output.dtype} {tuple(output.shape)} on "
                 f"{self._size} ranks: the output has {self._size} times the elements of the input, in its dtype"
             )
-        flat = one_stretch([output])
-        chunks = [flat] if flat is not None else [output]
-        return self._gather_into(chunks, flat, source, opts, "all_gather")
+        return self._gather_into([output], one_stretch([output]), source, opts, "all_gather")
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], opts: Any = None

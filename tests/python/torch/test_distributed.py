@@ -83,6 +83,8 @@ def futures(rank: int, size: int) -> None:
     assert torch.equal(late.result()[0], total)
     outputs = [torch.empty(2, 3) for _ in range(size)]
     assert torch.equal(dist.all_gather(outputs, value(rank), async_op=True).get_future().wait()[1], value(1))
+    stacked = dist.all_gather_into_tensor(torch.empty(size, 2, 3), value(rank), async_op=True).get_future().wait()[0]
+    assert torch.equal(stacked, torch.stack([value(r) for r in range(size)]))
     # A message that does not come must not hold up the future of a collective.
     incoming = torch.empty(2, 3)
     work = dist.irecv(incoming, (rank - 1) % size)
