@@ -154,6 +154,8 @@ class Reductions(Collectives):
     def _xor(self, tensors: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], opts: Any) -> Work:
         """Exclusive or, which the core does not compute: gathers and folds."""
         flat = joined(tensors)
+        if flat.is_floating_point() or flat.is_complex():
+            raise InvalidArgumentError(f"BXOR has no meaning for {flat.dtype}; it is for integers and bool")
         parts = flat.new_empty((self._size, flat.numel()))
         room = [flat.numel() * units(flat)] * self._size
         native = on_stream(

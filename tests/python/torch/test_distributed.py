@@ -117,6 +117,7 @@ def refusals(rank: int, size: int) -> None:
         (ValueError, "Float8", lambda: dist.all_reduce(torch.ones(2).to(torch.float8_e4m3fn))),
         (ValueError, "complex tensors", lambda: dist.group.WORLD._reduce_scatter_base(
             torch.ones(1, dtype=torch.complex64), torch.ones(size, dtype=torch.complex64), product())),
+        (ValueError, "BXOR has no meaning", lambda: dist.reduce(value(rank), 0, dist.ReduceOp.BXOR)),
         (ValueError, "bitwise_and has no meaning", lambda: dist.all_reduce(value(rank), dist.ReduceOp.BAND)),
         (ValueError, "times the elem", lambda: dist.all_gather_into_tensor(torch.empty(size + 1), torch.ones(1))),
         (ValueError, "times the elements", lambda: dist.reduce_scatter_tensor(torch.empty(1), torch.ones(size + 1))),
