@@ -93,6 +93,7 @@ def join_with_store(
     *,
     group: str,
     names: Sequence[str] = (),
+    check: Callable[[], None] | None = None,
 ) -> JoinedGroup:
     """Meets the other ranks of a group that shares a store. Collective over the group; once per store.
 
@@ -103,6 +104,7 @@ def join_with_store(
             groups do not meet whatever the store says.
         names: of hosts, that of the store for instance: how this host is seen from there is tried first, where rank 0
             has to listen for other hosts.
+        check: raises when a member will not come any more; called while this rank waits for others.
 
     Raises:
         TimeoutError: names the missing ranks.
@@ -111,7 +113,7 @@ def join_with_store(
         InvalidArgumentError: the secret file will not do, or rank 0 has no address that other hosts reach.
         MismatchError: ranks disagree about the group, or have other secrets. PeerLostError: a rank died on the way.
     """
-    meeting = _StoreMeeting(store, rank, size, Deadline(timeout_s), group)
+    meeting = _StoreMeeting(store, rank, size, Deadline(timeout_s, check), group)
     answer = meeting.answer()
     if "tag" in answer:
         return meeting.over_tcp(answer["tag"], list(names), segment)
@@ -189,6 +191,7 @@ class _StoreMeeting:
                     f"{self.me}: rank 0 has come to the group's store, and has not answered within "
                     f"{self.deadline.timeout_s:g} s: other ranks have not come, or it is stopped"
                 )
+            self.deadline.check()
             time.sleep(min(pause_s, self.deadline.remaining_s()))
             pause_s = min(2 * pause_s, LOOK_S)
         return None
@@ -291,6 +294,13 @@ class _StoreMeeting:
         return value
 
     def _get(self, key: str, other: int) -> bytes:
+        pause_s = 1e-4
+        while self.deadline.has_check and not self._store.has(key):
+            self.deadline.check()
+            if self.deadline.expired():
+                raise self._missing(other)
+            time.sleep(min(pause_s, self.deadline.remaining_s()))
+            pause_s = min(2 * pause_s, LOOK_S)
         try:
             return self._store.get(key, self.deadline.wait_s() or 0.0)
         except builtins.TimeoutError:

@@ -16,13 +16,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from ringreduce import _core, plan
-from ringreduce.errors import NotInitializedError
+from ringreduce.errors import Error, NotInitializedError
 from ringreduce.job import failure_report, recording, shutdown_cause, store_rendezvous, uncaught
 from ringreduce.job.absent import AbsentGroup
 from ringreduce.job.report_interval import Reported
@@ -106,7 +107,8 @@ class Membership:
         ranks: of the members among all ranks, in the group's order.
 
     Raises:
-        TimeoutError: names who did not come.
+        TimeoutError: names who did not come. PeerLostError, ShutdownError: a rank of the default group, which lives,
+            will not come.
         UnavailableError: the ranks are on several hosts, and there is no secret for connections between them.
     """
 
@@ -119,7 +121,14 @@ class Membership:
             return _core.memfd(label[:200], _core.control_nbytes(size))
 
         joined = store_rendezvous.join_with_store(
-            known, rank, size, timeout_s, segment, group=f"{label} {list(ranks)}", names=known.hosts()
+            known,
+            rank,
+            size,
+            timeout_s,
+            segment,
+            group=f"{label} {list(ranks)}",
+            names=known.hosts(),
+            check=_check_of(ranks),
         )
         wanted = plan.wanted()
         is_job = not dist.is_initialized() or dist.get_world_size() == size  # or the default group is being made
@@ -204,6 +213,22 @@ class Membership:
         self._context.forget_after_fork()
         self._on_leave.clear()
         self._group = AbsentGroup(NotInitializedError, FORKED)  # type: ignore[assignment]
+
+
+def _check_of(ranks: Sequence[int]) -> Callable[[], None] | None:
+    """What raises once one of these global ranks has died or left, as the default group sees it.
+
+    None while that group is made, where it is another backend's, and where it has failed: survivors may make new ones.
+    """
+    world = getattr(dist.group.WORLD, "_member", None)
+    if not isinstance(world, Membership):
+        return None
+    check = world._group.check_members
+    try:
+        check([])
+    except Error:
+        return None
+    return partial(check, list(ranks))
 
 
 def _fail_all(why: str) -> None:

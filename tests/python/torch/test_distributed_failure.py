@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -219,6 +220,45 @@ def test_a_killed_rank_is_named_by_the_survivors(
         job.kill(1)
         outcomes = job.wait()
         assert [outcomes[rank].value for rank in (0, 2)] == ["told", "told"], job.report()
+
+
+def begin_another_group(path: str) -> str:
+    """What a new group of all ranks says on the ranks that are left, and then one of these."""
+    _, size = join(path, 60)
+    dist.barrier()
+    send_to_test("at work")
+    if receive_from_test() == "leave":
+        return "left"
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        dist.new_group(list(range(size)), timeout=timedelta(seconds=60))
+    with contextlib.suppress(hvd.HorovodInternalError):  # until the default group has failed here too
+        dist.barrier()
+    survivors = dist.new_group([0, 2], use_local_synchronization=True)
+    mine = torch.ones(1)
+    dist.all_reduce(mine, group=survivors)
+    assert mine.item() == 2
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+@pytest.mark.parametrize("transport", ["memory", "tcp"])
+@pytest.mark.parametrize(
+    ("end", "text"), [("kill", "PeerLostError.*rank 1"), ("leave", "ShutdownError.*rank 1 called")]
+)
+def test_a_new_group_of_a_rank_that_is_gone(
+    end: str, text: str, transport: str, start_ranks: Callable[..., Ranks], tmp_path: Path
+) -> None:
+    env = tcp_environment(tmp_path) if transport == "tcp" else {}
+    with start_ranks(begin_another_group, 3, args=(str(tmp_path / "store"),), env=env) as job:
+        for rank in range(3):
+            assert job.receive(rank) == "at work"
+        if end == "kill":
+            job.kill(1)
+        else:
+            job.send(1, "leave")
+        for rank in (0, 2):
+            job.send(rank, "begin")
+        outcomes = job.wait()
+        assert all(re.search(text, str(outcomes[rank].value)) for rank in (0, 2)), job.report()
 
 
 def test_a_rank_that_does_not_come(tmp_path: Path) -> None:

@@ -54,6 +54,13 @@ ROWS = (
         ("test_distributed.py::test_an_output_within_the_input",),
     ),
     Mutation(
+        "new-group-without-a-rank",
+        "ringreduce/torch/distributed/membership.py",
+        "            check=_check_of(ranks),\n",
+        "",
+        ("test_distributed_failure.py::test_a_new_group_of_a_rank_that_is_gone",),
+    ),
+    Mutation(
         "left-since-another-died",
         "ringreduce/job/rendezvous.py",
         "            deadline.check()\n            raise\n",
