@@ -68,7 +68,7 @@ bool Groups::progress(bool from_engine, bool* busy) {
       in_transit_.store(network_.progress(), std::memory_order_relaxed);
     } catch (const std::exception& error) {
       in_transit_.store(false, std::memory_order_relaxed);
-      record_failure(world_->control(), kind_of(error), error.what());
+      for_each([&](Group& group) { record_failure(group.control(), kind_of(error), error.what()); });
     }
   }
   if (gpu_.device() != nullptr) {

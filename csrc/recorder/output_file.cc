@@ -14,12 +14,15 @@ OutputFile::OutputFile(std::string path, NamedBy who) : path_(std::move(path)) {
   open(who);
   struct stat status;
   if (::fstat(fd_.get(), &status) != 0 || !S_ISREG(status.st_mode)) return;  // a pipe or a device
-  // Of this process and not of its children. Some file systems know no locks.
+  // The descriptor's, which no child keeps. A process's own (F_SETLK) ends when it closes any descriptor of the file,
+  // such as one that has read it. Some file systems know no locks.
   struct flock lock = {};
   lock.l_type = F_WRLCK;
   lock.l_whence = SEEK_SET;
-  if (::fcntl(fd_.get(), F_SETLK, &lock) != 0 && (errno == EACCES || errno == EAGAIN)) {
-    throw error("is written by another process; give each job a place of its own", EAGAIN);
+  if (::fcntl(fd_.get(), F_OFD_SETLK, &lock) != 0 && (errno == EACCES || errno == EAGAIN)) {
+    throw error(
+        "is written by another process, or by a timeline whose disk has not answered; give each job a place of its own",
+        EAGAIN);
   }
   if (::ftruncate(fd_.get(), 0) != 0) throw error("cannot be emptied", errno);
 }

@@ -92,8 +92,11 @@ void Recorder::take_back(uint16_t group, const std::string& name, const Recorded
   if (call.timeline == 0 || name.empty()) return;
   const auto names = names_.lock();
   const auto found = names->known.find(key_of(group, name));
-  if (call.timeline == names->timeline && found != names->known.end() && found->second.calls != 0)
-    --found->second.calls;
+  if (call.timeline != names->timeline || found == names->known.end()) return;
+  // Only of the last call of the name: else a later one would have the number of one that is recorded.
+  Name& known = found->second;
+  const uint64_t last = static_cast<uint64_t>(known.epoch) << 32 | (known.calls - 1);
+  if (known.calls != 0 && call.number == last) --known.calls;
 }
 
 bool Recorder::begin() {

@@ -41,7 +41,7 @@ class Timeline::Writer {
     await_end();  // after a failure: nobody takes from the ring, which may be full
     unless_it_fails([this] {
       write();
-      file_.write_end(reason_, lost());
+      file_.write_end(reason_, lost_at_end());
       if (trace_) trace_->end();
     });
     const std::lock_guard lock(mutex_);
@@ -104,6 +104,11 @@ class Timeline::Writer {
     const std::lock_guard lock(mutex_);
     return is_given_up_ ? lost_ : recorder_->dropped();
   }
+  // The same at the end: nobody takes what comes behind a thread that has begun to add a record, and does not run.
+  uint64_t lost_at_end() {
+    const std::lock_guard lock(mutex_);
+    return is_given_up_ ? lost_ : recorder_->dropped() + recorder_->left();
+  }
   void in_nanoseconds(Record& record) const {
     if ((record.flags & kRecordInCycles) == 0) return;
     record.flags &= static_cast<uint8_t>(~kRecordInCycles);
@@ -147,14 +152,17 @@ class Timeline::Writer {
 };
 
 Timeline::Timeline(const std::shared_ptr<Recorder>& recorder, const std::string& path, const std::string& process,
-                   const LiveTrace::Target* trace, const Log& log)
-    : writer_(std::make_shared<Writer>(recorder, path, process, trace, log)) {
+                   const LiveTrace::Target* trace, const Log& log) {
   if (!recorder->begin()) throw UnavailableError("this process writes a timeline already; stop it first");
   try {
+    writer_ = std::make_shared<Writer>(recorder, path, process, trace, log);
     thread_ = start_thread([writer = writer_] { writer->run(); });
+  } catch (const Error&) {
+    recorder->end();
+    throw;
   } catch (const std::exception& error) {
     recorder->end();
-    throw UnavailableError(std::string("the timeline's thread cannot be started: ") + error.what());
+    throw UnavailableError(std::string("the timeline cannot be begun: ") + error.what());
   }
 }
 

@@ -40,6 +40,32 @@ TEST_CASE("a call that returns leaves to the engine what is still on its way") {
   }));
 }
 
+// Which of the groups has sent what is lost, the network does not say.
+TEST_CASE("a failure of what is on its way ends all groups of the rank") {
+  const Environment environment{};
+  const Fd fd = create_memfd("test", ControlSegment::nbytes(2, 64));
+  const Fd fd_of_set = create_memfd("set", ControlSegment::nbytes(2, 64));
+  std::atomic<bool> is_lost{false};
+  CHECK_NOTHROW(run_threads(2, [&](int r) {
+    Network network;
+    network.progress = [&, r] {
+      if (r == 1 && is_lost.load()) throw PeerLostError("MPI: the last message is lost");
+      return false;
+    };
+    Context context(fd.get(), r, 2, {-1, -1}, "host", std::make_shared<SegmentRegistry>(), nullptr, tune, -1, network);
+    const std::shared_ptr<Group> set = context.add_group(fd_of_set.get(), {0, 1}, 1, nullptr);
+    barrier(*set);
+    if (r == 1) {
+      is_lost.store(true);
+      wait_for([&] {
+        context.try_progress();
+        return has_failed(set->control());
+      });
+    }
+    expect_contains(raised<PeerLostError>([&] { barrier(*set); }), "the last message is lost");
+  }));
+}
+
 // While it executes something the engine leaves that to it, and sleeps.
 TEST_CASE("the queue of a GPU that has nothing more to do leaves to the engine what is still on its way") {
   const Environment environment{};

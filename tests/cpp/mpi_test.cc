@@ -1,18 +1,22 @@
 // The MPI transport where an MPI behaves badly, which a fake one does to order: errors, ends, and messages that nobody
 // takes. What a link must do in any case is in link_test.cc.
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <climits>
+#include <fstream>
 #include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "base/errors.h"
+#include "child.h"
 #include "doctest/doctest.h"
 #include "fake_mpi.h"
+#include "sanitizer.h"
 #include "transport/link.h"
 #include "transport/mpi/mpi_communicator.h"
 
@@ -45,6 +49,12 @@ std::string text_of(Call call) {
     return error.what();
   }
   return "no error";
+}
+
+size_t mapped_nbytes() {
+  size_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
 }
 
 bool contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
@@ -169,6 +179,63 @@ TEST_CASE("mpi: close does not free a communicator with a message that this rank
     rank.communicator->close(1.0);
     CHECK(rank.mpi->communicators == (is_received ? 0 : 1));
   }
+}
+
+TEST_CASE("mpi: after close a link has nothing to pull, though its receives are taken back") {
+  Rank rank;
+  const auto link = rank.link(5, 6);
+  const auto peer = rank.link(6, 5);
+  std::vector<std::byte> bytes(10, std::byte{7});
+  CHECK(link->pull(bytes.data(), 1) == 0);
+  for (size_t i = 0; i < kOptions.depth; ++i) {  // each message's memory has bytes that were read
+    CHECK(peer->push(bytes.data(), bytes.size()) == bytes.size());
+    CHECK(link->pull(bytes.data(), bytes.size()) == bytes.size());
+  }
+  rank.communicator->close(1.0);
+  for (int i = 0; i < 2; ++i) {
+    std::vector<std::byte> got(10);
+    CHECK_THROWS_AS(link->pull(got.data(), got.size()), ShutdownError);
+    CHECK(got == std::vector<std::byte>(10));
+  }
+}
+
+TEST_CASE("mpi: a receive that MPI has refused is no message that has come") {
+  Rank rank;
+  const auto link = rank.link(5, 6);
+  std::byte byte{};
+  rank.mpi->failing = 12;
+  const std::string text = text_of([&] { link->pull(&byte, 1); });
+  CHECK(contains(text, "MPI_Irecv of"));
+  rank.mpi->failing = 0;
+  CHECK(text_of([&] { link->pull(&byte, 1); }) == text);
+}
+
+TEST_CASE("mpi: a link whose first look finds too little memory looks again") {
+  if (test::is_sanitized()) return;  // it has its own ideas of a process's memory
+  constexpr size_t kMessageNbytes = size_t{256} << 20;
+  const pid_t child = test::forked();
+  if (child == 0) {
+    ::alarm(20);  // rather than hang
+    const Rank own;
+    const auto link = own.link(5, 6, {kMessageNbytes, 16});
+    std::byte byte{};
+    struct rlimit before = {};
+    ::getrlimit(RLIMIT_AS, &before);
+    struct rlimit small = before;
+    small.rlim_cur = mapped_nbytes() + 4 * kMessageNbytes;
+    ::setrlimit(RLIMIT_AS, &small);
+    bool is_thrown = false;
+    try {
+      link->pull(&byte, 1);
+    } catch (const std::bad_alloc&) {
+      is_thrown = true;
+    }
+    ::setrlimit(RLIMIT_AS, &before);
+    ::_exit(is_thrown && link->pull(&byte, 1) == 0 && own.mpi->requests() == 16 ? 0 : 1);
+  }
+  int status = -1;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
 }
 
 TEST_CASE("mpi: nothing is called after MPI_Finalize, and calls say so") {

@@ -124,6 +124,15 @@ TEST_CASE("recorder: calls are counted anew in each epoch, and a refused one doe
   CHECK(recorder.call(1, "loss").number == 1);
   CHECK(recorder.call(1, "loss", 7).number == uint64_t{7} << 32);
   CHECK(recorder.call(1, "loss", 7).number == (uint64_t{7} << 32) + 1);
+  // Another thread has called it since: its number stands, and no later call has it again.
+  const RecordedCall other = recorder.call(1, "loss", 8);
+  CHECK(recorder.call(1, "loss", 8).number == other.number + 1);
+  recorder.take_back(1, "loss", other);
+  CHECK(recorder.call(1, "loss", 8).number == other.number + 2);
+  const RecordedCall former = recorder.call(1, "loss", 8);
+  CHECK(recorder.call(1, "loss", 9).number == uint64_t{9} << 32);
+  recorder.take_back(1, "loss", former);  // of another epoch
+  CHECK(recorder.call(1, "loss", 9).number == (uint64_t{9} << 32) + 1);
   recorder.end();
   REQUIRE(recorder.begin());
   CHECK(recorder.call(1, "loss").number == 0);

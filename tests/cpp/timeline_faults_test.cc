@@ -2,6 +2,7 @@
 // taken, and no other file is touched.
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -9,9 +10,11 @@
 #include <set>
 #include <thread>
 
+#include "child.h"
 #include "doctest/doctest.h"
 #include "ranks.h"
 #include "record_files.h"
+#include "recorder/output_file.h"
 #include "recorder/timeline.h"
 
 namespace rr::test {
@@ -154,6 +157,49 @@ TEST_CASE("timeline: another user's file is not written") {
   REQUIRE(::chown(path.c_str(), ::geteuid(), ::getegid()) == 0);
   Timeline(std::make_shared<Recorder>(), path, "{}", nullptr, Log()).stop("");
   CHECK(bodies(content(path), 5).size() == 1);
+}
+
+TEST_CASE("timeline: its file stays this process's own, also once this process has read it") {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("rank-0000.rr");
+  const auto recorder = std::make_shared<Recorder>();
+  Timeline timeline(recorder, path, "{}", nullptr, Log());
+  content(path);  // POSIX locks end with any descriptor of the file
+  const pid_t child = forked();
+  if (child == 0) {
+    try {
+      OutputFile(path, OutputFile::NamedBy::kTimeline);
+    } catch (const OutputError& error) {
+      ::_exit(error.code == EAGAIN ? 0 : 2);
+    }
+    ::_exit(1);
+  }
+  int status = -1;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+  timeline.stop("the test is over");
+  CHECK_NOTHROW(OutputFile(path, OutputFile::NamedBy::kTimeline));  // no child has kept it
+}
+
+TEST_CASE("timeline: a second one of a process leaves the first one's file alone") {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("rank-0000.rr");
+  const auto recorder = std::make_shared<Recorder>();
+  Timeline timeline(recorder, path, "{}", nullptr, Log());
+  const std::string before = content(path);
+  CHECK_FALSE(before.empty());
+  CHECK_NOTHROW(expect_contains(raised<UnavailableError>([&] { Timeline(recorder, path, "second", nullptr, Log()); }),
+                                "writes a timeline already"));
+  CHECK(content(path) == before);
+  timeline.stop("the test is over");
+}
+
+TEST_CASE("timeline: where its file cannot be made, the next one may begin") {
+  const TemporaryFolder folder;
+  const auto recorder = std::make_shared<Recorder>();
+  CHECK_THROWS_AS(Timeline(recorder, folder.file("no such folder/rank-0000.rr"), "{}", nullptr, Log()), OutputError);
+  CHECK_FALSE(recorder->is_on());
+  Timeline(recorder, folder.file("rank-0000.rr"), "{}", nullptr, Log()).stop("");
 }
 
 }  // namespace rr::test

@@ -78,13 +78,13 @@ void MpiCommunicator::duplicate(const MpiHandle& comm, double timeout_s, void (*
   const Deadline deadline = Deadline::after_s(timeout_s);
   int64_t asked_ns = now_ns();
   for (;;) {
-    bool done = false;
-    {
-      const std::lock_guard<std::mutex> lock(library_->mutex());
-      check(library_->test(duplication->request, done), "MPI_Test of MPI_Comm_idup");
-    }
-    if (done) break;
     try {
+      bool done = false;
+      {
+        const std::lock_guard<std::mutex> lock(library_->mutex());
+        check(library_->test(duplication->request, done), "MPI_Test of MPI_Comm_idup");
+      }
+      if (done) break;
       if (deadline.passed()) {
         throw TimeoutError("MPI: not all ranks have joined the communicator within " + std::to_string(timeout_s) +
                            " s; creating one is collective");
@@ -141,7 +141,12 @@ void MpiCommunicator::receive(const MpiMessagePtr& message, int peer, int tag) {
   require_open();
   message->envelope = {static_cast<int>(message->nbytes), peer, tag};
   const int code = library_->irecv(message->begin(), byte_, message->envelope, comm_, message->request);
-  started(message, State::kReceiving, code, "MPI_Irecv");
+  try {
+    started(message, State::kReceiving, code, "MPI_Irecv");
+  } catch (const Error&) {
+    message->failure = std::current_exception();  // what is in its memory has not come
+    throw;
+  }
 }
 
 void MpiCommunicator::started(const MpiMessagePtr& message, State state, int code, const char* call) {
@@ -172,6 +177,9 @@ void MpiCommunicator::ended(const MpiMessagePtr& message, const MpiDone& how) {
   remove(message);
   if (how.code == 0) {
     received_[static_cast<size_t>(envelope.peer)] += state != State::kSending && !how.is_cancelled;
+    if (how.is_cancelled) {  // likewise
+      message->failure = std::make_exception_ptr(ShutdownError(where() + "the receive has been taken back"));
+    }
     return;
   }
   library_->leave(message);  // nothing says that MPI is through with it

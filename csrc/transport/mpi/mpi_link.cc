@@ -125,12 +125,12 @@ class MpiLink final : public Link {
     return true;
   }
 
-  // At the first look, not before: of the links of a group most are never used.
+  // At the first look, not before: of the links of a group most are never used. All or none: memory may run out.
   void post() {
-    for (MpiMessagePtr& message : in_) {
-      message = make();
-      communicator_->receive(message, peer_, receive_tag_);
-    }
+    std::vector<MpiMessagePtr> messages;
+    for (size_t i = 0; i < in_.size(); ++i) messages.push_back(make());
+    in_ = std::move(messages);
+    for (const MpiMessagePtr& message : in_) communicator_->receive(message, peer_, receive_tag_);
   }
 
   std::shared_ptr<MpiCommunicator> communicator_;

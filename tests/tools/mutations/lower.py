@@ -365,6 +365,20 @@ ROWS = (
         ("mpi_test::mpi: each link hears",),
     ),
     Mutation(
+        "mpi-taken-back-is-come",
+        "csrc/transport/mpi/mpi_communicator.cc",
+        "    if (how.is_cancelled) {",
+        "    if (false) {",
+        ("mpi_test::mpi: after close a link",),
+    ),
+    Mutation(
+        "mpi-half-posted",
+        "csrc/transport/mpi/mpi_link.cc",
+        "messages.push_back(make());",
+        "in_[i] = make(), messages.push_back(in_[i]);",
+        ("mpi_test::mpi: a link whose first look",),
+    ),
+    Mutation(
         "mpi-cancelled-receives",
         "csrc/transport/mpi/mpi_communicator.cc",
         "&& !how.is_cancelled",

@@ -155,4 +155,11 @@ ROWS = (
         "O_NONBLOCK",
         ("timeline_faults_test::timeline: a link in place",),
     ),
+    Mutation(
+        "timeline-lock-of-the-process",
+        "csrc/recorder/output_file.cc",
+        "F_OFD_SETLK",
+        "F_SETLK",
+        ("timeline_faults_test::timeline: its file stays",),
+    ),
 )
