@@ -16,14 +16,9 @@ Ids forward(Schedule& schedule, const Team& team, const LinkedBlock& block) {
   Ids there;
   size_t begin = 0;
   for (const size_t end : block.ends.empty() ? std::vector<size_t>{block.nbytes} : block.ends) {
-    there.push_back(Schedule::kNone);
-    const size_t nbytes = end - begin;
-    if (block.from >= 0 && nbytes != 0) {
-      there.back() = schedule.receive(rank(block.from), block.dst + begin, nbytes, {});
-    }
-    for (const int member : block.to) {
-      if (nbytes != 0) schedule.send(rank(member), block.src + begin, nbytes, there.back());
-    }
+    there.push_back(block.from < 0 ? Schedule::kNone
+                                   : schedule.receive(rank(block.from), block.dst + begin, end - begin, {}));
+    for (const int member : block.to) schedule.send(rank(member), block.src + begin, end - begin, there.back());
     begin = end;
   }
   return there;

@@ -31,7 +31,11 @@ Ids ring(Schedule& schedule, const Team& team, const LinkedReduction& job);
 // codec: how float32 inputs travel, and results, if `result` is kNone; check() has passed. Pieces begin at multiples of
 // kCodecBlock of their tensor.
 Ids pairwise(Schedule& schedule, const Team& team, const LinkedReduction& job);
-// Pieces that they begin before the first is finished, if there are as many.
+// Everybody is sent all that the others have, and folds in the order of the members: one step, for few bytes. Neither
+// codec nor result may be given.
+// Cost: alpha + (N-1) S (beta + gamma).
+Ids gathered(Schedule& schedule, const Team& team, const LinkedReduction& job);
+// Pieces that rings, or pairwise exchanges, begin before the first is finished, if there are as many.
 size_t pieces_under_way(bool rings, int members);
 // Where a tensor is cut for them: into pieces of about piece_nbytes, equal but for a few elements.
 std::vector<Range> cut(size_t count, size_t item, size_t piece_nbytes, size_t align);

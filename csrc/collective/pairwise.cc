@@ -163,7 +163,7 @@ class Pairwise {
     const Range mine = owned(k, team_.me);
     const std::byte* const from = decodes_results() ? encoded_result(k) : result_at(k, mine);
     for (Edge& edge : edges_) {
-      edge.sent = schedule_.send(edge.rank, from, nbytes(mine.count(), true), folds_[k]);
+      if (!mine.empty()) edge.sent = schedule_.send(edge.rank, from, nbytes(mine.count(), true), folds_[k]);
       edge.results.push_back(edge.sent);
       const Range theirs = owned(k, edge.member);
       const size_t whole = nbytes(theirs.count(), true);
@@ -205,6 +205,26 @@ std::vector<Range> cut(size_t count, size_t item, size_t piece_nbytes, size_t al
 
 size_t pieces_under_way(bool rings, int members) {
   return rings ? static_cast<size_t>(std::max(0, ring_steps(members) - 1)) * kRingLag + 1 : kLag + 1;
+}
+
+Ids gathered(Schedule& schedule, const Team& team, const LinkedReduction& job) {
+  Ids there;
+  for (size_t k = 0; k < job.pieces.size(); ++k) {
+    const Piece& piece = job.pieces[k];
+    const size_t nbytes = piece.count * itemsize(job.reduction.dtype);
+    std::vector<const std::byte*> srcs(static_cast<size_t>(team.size()), piece.src);
+    Ids after = {job.ready[k]};
+    for (int distance = 1; distance < team.size(); ++distance) {
+      const size_t member = static_cast<size_t>((team.me + distance) % team.size());
+      const int rank = team.members[member];
+      std::byte* const theirs = schedule.memory(nbytes);
+      after.push_back(schedule.send(rank, piece.src, nbytes, job.ready[k]));  // dst may be src
+      after.push_back(schedule.receive(rank, theirs, nbytes, {}));
+      srcs[member] = theirs;
+    }
+    there.push_back(schedule.reduce(srcs, piece.dst, piece.count, job.reduction, after));
+  }
+  return there;
 }
 
 Ids pairwise(Schedule& schedule, const Team& team, const LinkedReduction& job) {

@@ -39,13 +39,15 @@ void recursive_doubling(Schedule& schedule, const Team& team, const std::vector<
   const size_t item = itemsize(reduction.dtype);
   size_t most = 0;
   for (const Piece& piece : pieces) most = std::max(most, piece.count * item);
+  const std::vector<Exchange> exchanges = exchanges_of(team.size(), team.me);
+  const bool has_first = std::any_of(exchanges.begin(), exchanges.end(), [](const auto& one) { return one.is_first; });
   std::byte* const outgoing = schedule.memory(most);
-  std::byte* const incoming = schedule.memory(most);  // where it is the first operand
+  std::byte* const incoming = has_first ? schedule.memory(most) : nullptr;  // where it is the first operand
   Schedule::Id last = Schedule::kNone;
   for (const Piece& piece : pieces) {
     const size_t nbytes = piece.count * item;
     last = scale_in(schedule, piece, reduction, last);
-    for (const Exchange& exchange : exchanges_of(team.size(), team.me)) {
+    for (const Exchange& exchange : exchanges) {
       const int rank = team.members[static_cast<size_t>(exchange.member)];
       Ids done = {last};
       if (exchange.sends) {

@@ -68,22 +68,24 @@ class Ring {
       begin_up_to(message.piece);
       const RingStep step = ring_step(size_, me_, message.step);
       Schedule::Id& piece_is_there = there[message.piece];
-      send(message.piece, elements(message.piece, step.send), piece_is_there);
-      piece_is_there = receive(message.piece, elements(message.piece, step.recv), step.fold, piece_is_there);
-      if (message.step == size_ - 2) {
-        piece_is_there = finish(message.piece, elements(message.piece, step.recv), piece_is_there);
-      }
+      const Range outgoing = elements(message.piece, step.send);
+      const Range incoming = elements(message.piece, step.recv);
+      if (!outgoing.empty()) send(message.piece, outgoing, piece_is_there);
+      if (incoming.empty()) continue;
+      piece_is_there = receive(message.piece, incoming, step.fold, piece_is_there);
+      if (outgoing.empty()) passed_.push_back(piece_is_there);
+      if (message.step == size_ - 2) piece_is_there = finish(message.piece, incoming, piece_is_there);
     }
     if (!job_.pieces.empty()) begin_up_to(job_.pieces.size() - 1);
     return there;
   }
 
  private:
-  // A piece's input is brought to where it is reduced shortly before it is sent, while it is in the cache: when the
+  // A piece's input is brought to where it is reduced shortly before it is used, while it is in the cache: when the
   // last message but one before it has gone.
   Schedule::Id begin(size_t k) {
     const Piece& piece = job_.pieces[k];
-    const Schedule::Id window = sends_.size() < 2 ? Schedule::kNone : sends_[sends_.size() - 2];
+    const Schedule::Id window = passed_.size() < 2 ? Schedule::kNone : passed_[passed_.size() - 2];
     const Schedule::Id begun = scale_in(schedule_, piece, job_.reduction, {job_.ready[k], window});
     // Nothing is sent, and nobody is the last to fold.
     return size_ == 1 ? scale_out(schedule_, size_, piece, job_.reduction, begun) : begun;
@@ -99,12 +101,12 @@ class Ring {
   // What is passed on has come in the step before.
   void send(size_t piece, const Range& range, Schedule::Id after) {
     if (job_.codec == Codec::kNone) {
-      sends_.push_back(schedule_.send(next_, at(piece, range), range.count() * item_, after));
-      return;
+      send_ = schedule_.send(next_, at(piece, range), range.count() * item_, after);
+    } else {
+      const Schedule::Id encoded = schedule_.encode(job_.codec, at(piece, range), sent_, range.count(), {after, send_});
+      send_ = schedule_.send(next_, sent_, codec_nbytes(job_.codec, range.count()), encoded);
     }
-    const Schedule::Id before = sends_.empty() ? Schedule::kNone : sends_.back();
-    const Schedule::Id encoded = schedule_.encode(job_.codec, at(piece, range), sent_, range.count(), {after, before});
-    sends_.push_back(schedule_.send(next_, sent_, codec_nbytes(job_.codec, range.count()), encoded));
+    passed_.push_back(send_);
   }
 
   Schedule::Id receive(size_t piece, const Range& range, bool folds, Schedule::Id after) {
@@ -138,7 +140,8 @@ class Ring {
   std::byte* sent_ = nullptr;  // the messages under way, where there is a codec
   std::byte* taken_ = nullptr;
   std::byte* decoded_ = nullptr;
-  Ids sends_;
+  Ids passed_;                             // messages sent, or, where none is in a step, received
+  Schedule::Id send_ = Schedule::kNone;    // the last one
   Schedule::Id decode_ = Schedule::kNone;  // the last one
 };
 

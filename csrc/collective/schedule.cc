@@ -12,6 +12,8 @@
 namespace rr {
 
 Schedule::Id Schedule::add(Item item, const After& after) {
+  const bool does_nothing = item.count == 0 && item.kind != Kind::kOnHost && item.kind != Kind::kJoint;
+  if (does_nothing) return joint(after);
   const Id id = static_cast<Id>(items_.size());
   items_.push_back(item);
   wait_for(id, after);
@@ -19,7 +21,7 @@ Schedule::Id Schedule::add(Item item, const After& after) {
 }
 
 void Schedule::wait_for(Id item, const After& after) {
-  for (const Id earlier : after.ids()) {
+  for (const Id earlier : after) {
     if (earlier != kNone) edges_.emplace_back(earlier, item);
   }
 }
@@ -55,7 +57,7 @@ Schedule::Id Schedule::reduce(const std::vector<const std::byte*>& srcs, std::by
 }
 
 Schedule::Id Schedule::copy(const std::byte* src, std::byte* dst, size_t nbytes, const After& after) {
-  return add({Kind::kCopy, Codec::kNone, 0, -1, src, dst, nbytes}, after);
+  return add({Kind::kCopy, Codec::kNone, 0, -1, src, dst, src == dst ? 0 : nbytes}, after);
 }
 
 Schedule::Id Schedule::encode(Codec codec, const std::byte* src, std::byte* dst, size_t count, const After& after) {
@@ -75,7 +77,15 @@ Schedule::Id Schedule::on_host(std::unique_ptr<Algorithm> algorithm, const After
   return add({Kind::kOnHost, Codec::kNone, 0, -1, nullptr, nullptr, 0, algorithms_.size() - 1}, after);
 }
 
-Schedule::Id Schedule::joint(const After& after) { return add({}, after); }
+Schedule::Id Schedule::joint(const After& after) {
+  Id only = kNone;
+  for (const Id id : after) {
+    if (id == kNone || id == only) continue;
+    if (only != kNone) return add({}, after);
+    only = id;
+  }
+  return only;
+}
 
 std::byte* Schedule::memory(size_t nbytes) {
   memory_.push_back(take_scratch(nbytes));
@@ -89,6 +99,8 @@ using Kind = Schedule::Kind;
 using Item = Schedule::Item;
 
 constexpr size_t kBlockNbytes = 256 << 10;  // of a copy or a reduction, before this rank looks at its links again
+// Of short messages, in one direction of a link, before the next one's turn.
+constexpr size_t kAtOnceNbytes = 64 << 10;
 
 bool is_message(Kind kind) { return kind == Kind::kSend || kind == Kind::kReceive || kind == Kind::kFold; }
 
@@ -173,22 +185,22 @@ class Execution final : public Algorithm {
     }
   }
 
-  // One message at most, so that all links get their turn. True when something moved.
+  // Up to a block's worth of messages, so that all links get their turn. True when something moved.
   bool pass(Direction& one) {
-    while (one.next != one.messages.size()) {
+    size_t passed = 0;
+    while (one.next != one.messages.size() && passed < kAtOnceNbytes) {
       const Id id = one.messages[one.next];
-      if (waits_[id] != 0) return false;
+      if (waits_[id] != 0) break;
       const Item& item = items()[id];
-      const size_t left = item.count - one.offset;
-      const size_t moved = left == 0 ? 0 : move(*one.link, item, one.offset, left);
+      const size_t moved = move(*one.link, item, one.offset, item.count - one.offset);
       one.offset += moved;
-      if (one.offset != item.count) return moved != 0;
+      passed += moved;
+      if (one.offset != item.count) break;
       ++one.next;
       one.offset = 0;
       finish(id);
-      if (item.count != 0) return true;
     }
-    return false;
+    return passed != 0;
   }
 
   size_t move(Link& link, const Item& item, size_t offset, size_t nbytes) {
@@ -239,18 +251,13 @@ class Execution final : public Algorithm {
     }
     const size_t offset = computed_ * item_nbytes;
     const size_t count = std::min(item.count - computed_, std::max<size_t>(1, budget / item_nbytes));
-    if (item.kind == Kind::kCopy) {
-      copy(item, offset, count);
-    } else if (count != 0) {
-      reduce(item, offset, count);
-    }
+    item.kind == Kind::kCopy ? copy(item, offset, count) : reduce(item, offset, count);
     computed_ += count;
     budget -= std::min(budget, count * item_nbytes);
     return computed_ == item.count;
   }
 
   void copy(const Item& item, size_t offset, size_t nbytes) const {
-    if (item.src == item.dst || nbytes == 0) return;
     if (item.count >= kStreamedNbytes) {
       stream(item.dst + offset, item.src + offset, nbytes);
     } else {

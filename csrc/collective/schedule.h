@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/errors.h"
 #include "collective/algorithm.h"
 #include "collective/host_scratch.h"
 #include "data/codec.h"
@@ -21,17 +22,26 @@ class Schedule {
   using Id = uint32_t;
   static constexpr Id kNone = std::numeric_limits<Id>::max();  // nothing to wait for
 
-  // What an item waits for: all of them. kNone among them means nothing.
+  // What an item waits for: all of them. kNone among them means nothing. Refers to a vector, and copies a few.
   class After {
    public:
     After() = default;
-    After(Id id) : ids_{id} {}                            // NOLINT(google-explicit-constructor)
-    After(std::initializer_list<Id> ids) : ids_(ids) {}   // NOLINT(google-explicit-constructor)
-    After(std::vector<Id> ids) : ids_(std::move(ids)) {}  // NOLINT(google-explicit-constructor)
-    const std::vector<Id>& ids() const { return ids_; }
+    After(Id id) : After(std::initializer_list<Id>{id}) {}                     // NOLINT
+    After(std::initializer_list<Id> ids) : begin_(few_), count_(ids.size()) {  // NOLINT
+      if (ids.size() > kFew) throw InternalError("a schedule's item waits for too many");
+      std::copy(ids.begin(), ids.end(), few_);
+    }
+    After(const std::vector<Id>& ids) : begin_(ids.data()), count_(ids.size()) {}  // NOLINT
+    After(const After&) = delete;
+    After& operator=(const After&) = delete;
+    const Id* begin() const { return begin_; }
+    const Id* end() const { return begin_ + count_; }
 
    private:
-    std::vector<Id> ids_;
+    static constexpr size_t kFew = 4;
+    Id few_[kFew] = {};
+    const Id* begin_ = nullptr;
+    size_t count_ = 0;
   };
 
   enum class Kind : uint8_t { kSend, kReceive, kFold, kReduce, kCopy, kEncode, kDecode, kRoundTrip, kOnHost, kJoint };
@@ -46,6 +56,8 @@ class Schedule {
     size_t operands = 0;  // kReduce: the first of operands(); kOnHost: of algorithms
     size_t operand_count = 0;
   };
+
+  // What moves or computes nothing is no item of its own: it is done when what it waits for is.
 
   // Messages. Those to one rank go in the order in which they are added, and so do those from one rank.
   Id send(int rank, const std::byte* src, size_t nbytes, const After& after);
@@ -63,7 +75,7 @@ class Schedule {
   Id round_trip(Codec codec, std::byte* data, size_t count, const After& after);
   // What this rank does with others of its host. One is begun when the one that was added before it is done: all ranks
   // of a host add the same in the same order.
-  Id on_host(std::unique_ptr<Algorithm> algorithm, const After& after = {});
+  Id on_host(std::unique_ptr<Algorithm> algorithm, const After& after);
   // Done when all of them are.
   Id joint(const After& after);
   // One more thing to wait for.
@@ -84,12 +96,12 @@ class Schedule {
   Id add(Item item, const After& after);
   uint32_t index_of(const Reduction& reduction);
 
+  std::vector<HostScratch> memory_;  // outlives the algorithms
   std::vector<Item> items_;
   std::vector<std::pair<Id, Id>> edges_;
   std::vector<Reduction> reductions_;
   std::vector<const std::byte*> operands_;
   std::vector<std::unique_ptr<Algorithm>> algorithms_;
-  std::vector<HostScratch> memory_;
 };
 
 std::unique_ptr<Algorithm> execute(const Team& team, Schedule schedule);

@@ -18,7 +18,7 @@ HostPipeline::HostPipeline(Schedule& schedule, size_t pieces, size_t under_way, 
   for (size_t turn = 0; turn < 2 * pieces; ++turn) {
     const auto [k, is_share] = pipeline_turn(pieces, under_way, turn);
     std::unique_ptr<Algorithm> part = is_share ? share(k) : reduce(k);
-    if (part != nullptr) (is_share ? shared_ : reduced_)[k] = schedule.on_host(std::move(part));
+    if (part != nullptr) (is_share ? shared_ : reduced_)[k] = schedule.on_host(std::move(part), {});
   }
 }
 

@@ -35,7 +35,6 @@ class TwoLevelAllreduce {
                       Schedule::Id ready = Schedule::kNone);
   Schedule::Id two_levels(const std::vector<Piece>& tensors, const Reduction& reduction, Codec codec, Way way,
                           HostSum sum, Schedule::Id ready);
-  Schedule::Id gathered(const Piece& tensor, const Reduction& reduction, Schedule::Id ready);
   Schedule::Id packed(const std::vector<Piece>& tensors, const Reduction& reduction);
   std::unique_ptr<Algorithm> gather_here(std::byte* elements, const std::vector<Range>& owned, size_t item);
 

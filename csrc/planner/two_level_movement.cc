@@ -70,7 +70,7 @@ void share_own(Schedule& schedule, const Team& team, const Hosts& hosts, WithinH
     const ExchangeJob::Incoming& block = job.incoming[static_cast<size_t>(rank)];
     blocks.push_back({block.dst, block.nbytes});
   }
-  schedule.on_host(here.allgather(job.outgoing[0].src, blocks));
+  schedule.on_host(here.allgather(job.outgoing[0].src, blocks), {});
 }
 
 // Long blocks, where all hosts have as many ranks: those of one place on its host go round a ring of hosts, so that
@@ -159,40 +159,32 @@ void two_level_broadcast(Schedule& schedule, const Team& team, const Hosts& host
   const int lead = static_cast<int>(place % hosts.here().size());
   const std::byte* const from = hosts.mine == root_host ? src : dst;
   const bool leads_here = here.me() == lead;
-  if (src != nullptr) schedule.copy(src, dst, nbytes, {});
-
-  const size_t pieces = messages_of(nbytes);
-  std::vector<size_t> ends;  // of pieces
-  for (size_t k = 0; k < pieces; ++k) ends.push_back(piece_of(nbytes, pieces, k).end);
-  LinkedBlock block;
-  Ids there;  // by part of the block
+  const size_t between = static_cast<size_t>(std::max(1, hosts.count() - 2));
+  const bool is_chain = nbytes >= between * kChainNbytes;
+  const size_t unit =
+      std::min(message_nbytes(nbytes), is_chain ? std::max(kLeastPartNbytes, nbytes / kChainParts) : SIZE_MAX);
+  const size_t pieces = std::max<size_t>(1, divide_up(nbytes, unit));
+  Ids there(pieces, Schedule::kNone);
   if (leads_here) {
-    const size_t between = static_cast<size_t>(std::max(1, hosts.count() - 2));
-    const bool is_chain = nbytes >= between * kChainNbytes;
-    block = between_hosts(from, dst, nbytes, hosts.count(), root_host, hosts.mine, is_chain);
-    block.ends = ends;
-    const size_t part_nbytes = std::max(kLeastPartNbytes, nbytes / kChainParts);
-    for (size_t end = part_nbytes; is_chain && end < nbytes; end += part_nbytes) block.ends.push_back(end);
-    std::sort(block.ends.begin(), block.ends.end());
-    block.ends.erase(std::unique(block.ends.begin(), block.ends.end()), block.ends.end());
+    LinkedBlock block = between_hosts(from, dst, nbytes, hosts.count(), root_host, hosts.mine, is_chain);
+    for (size_t k = 0; k < pieces; ++k) block.ends.push_back(piece_of(nbytes, pieces, k).end);
     there = forward(schedule, team.narrowed(leads), block);
   }
+  Schedule::Id shared = Schedule::kNone;
   for (size_t k = 0; k < pieces && here.size() > 1; ++k) {
     const Range range = piece_of(nbytes, pieces, k);
     ExchangeJob share;
     share.sources.assign(static_cast<size_t>(here.size()), false);
     share.sources[static_cast<size_t>(lead)] = true;
     share.largest_nbytes = range.count();
-    Schedule::Id arrived = Schedule::kNone;
     if (leads_here) {
       share.outgoing.push_back({from + range.begin, range.count()});
-      const auto part = std::lower_bound(block.ends.begin(), block.ends.end(), range.end) - block.ends.begin();
-      arrived = there[static_cast<size_t>(part)];
     } else {
       share.incoming.push_back({lead, 0, dst + range.begin, range.count(), 0});
     }
-    schedule.on_host(here.exchange(std::move(share)), arrived);
+    shared = schedule.on_host(here.exchange(std::move(share)), there[k]);
   }
+  if (src != nullptr) schedule.copy(src, dst, nbytes, shared);  // the others do not wait for it
 }
 
 void two_level_allgather(Schedule& schedule, const Team& team, const Hosts& hosts, size_t& rounds,

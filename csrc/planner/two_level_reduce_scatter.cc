@@ -62,7 +62,7 @@ void two_level_reduce_scatter(Schedule& schedule, const Team& team, const Hosts&
     }
     const size_t sum_count = owned[static_cast<size_t>(here.me())].count();
     between.ready.push_back(
-        schedule.on_host(here.reduce_scatter(std::move(inputs), std::move(owned), sums, within, sum)));
+        schedule.on_host(here.reduce_scatter(std::move(inputs), std::move(owned), sums, within, sum), {}));
     between.pieces.push_back({sums, reduced, sum_count});
     sums += sum_count * sum_item;
     reduced += sum_count * item;

@@ -129,7 +129,7 @@ def reduce(
         op, prescale_factor, postscale_factor: as in allreduce().
 
     Returns:
-        A new ndarray of the tensor's shape and dtype on the root; None on the others.
+        A new ndarray of the tensor's shape and dtype on the root; None on the others, perhaps before the root has it.
     """
     return reduce_async(
         tensor,

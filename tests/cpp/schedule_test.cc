@@ -243,7 +243,8 @@ void check_allreduce(Reduce plan, int size, size_t count, size_t pieces, bool in
     sent += job.sent_by(r);
     for (size_t i = 0; i < count; ++i) REQUIRE(tensors[static_cast<size_t>(r)].output[i] == sum(size, i));
   }
-  CHECK(sent == 2 * static_cast<size_t>(size - 1) * count * sizeof(int64_t));
+  const size_t times = plan == static_cast<Reduce>(gathered) ? static_cast<size_t>(size) : 2;  // of size - 1
+  CHECK(sent == times * static_cast<size_t>(size - 1) * count * sizeof(int64_t));
 }
 
 // Which elements of a piece a member keeps: each as many as it can.
@@ -267,7 +268,7 @@ Kept all_for(const std::vector<Piece>& pieces, int size, int root) {
 
 TEST_CASE("schedule: an all-reduce has every contribution once, in any order of what may be done") {
   unsigned seed = 0;
-  for (const Reduce plan : {ring, pairwise}) {
+  for (const Reduce plan : {ring, pairwise, gathered}) {
     for (const int size : {1, 2, 3, 5, 8}) {
       for (const size_t count : {0, 1, 7, 200}) {
         for (const size_t pieces : {1, 2, 9}) {
@@ -316,6 +317,20 @@ TEST_CASE("schedule: a reduce-scatter gives each member what it keeps, and sends
         CHECK(sent == static_cast<size_t>(size - 1) * count * sizeof(int64_t));
       }
     }
+  }
+}
+
+TEST_CASE("schedule: a chain of many members has few items a piece, whatever their number") {
+  for (const int size : {4, 64}) {
+    std::vector<std::byte> bytes(64 * 80);
+    LinkedReduction job;
+    job.reduction = int64_sum();
+    for (size_t k = 0; k < 80; ++k) job.pieces.push_back({bytes.data() + 64 * k, bytes.data() + 64 * k, 8});
+    job.ready.assign(80, Schedule::kNone);
+    job.kept = all_for(job.pieces, size, 0);
+    Schedule schedule;
+    ring(schedule, team_of(size, 2), job);
+    CHECK(schedule.items().size() == 2 * 80);  // from the one before, to the next
   }
 }
 

@@ -418,8 +418,8 @@ ROWS = (
     Mutation(
         "ring-passes-on",
         "csrc/collective/ring.cc",
-        "send(message.piece, elements(message.piece, step.send), piece_is_there);",
-        "send(message.piece, elements(message.piece, step.send), job_.ready[message.piece]);",
+        "send(message.piece, outgoing, piece_is_there);",
+        "send(message.piece, outgoing, job_.ready[message.piece]);",
         ("schedule_test",),
     ),
     Mutation(
@@ -470,6 +470,27 @@ ROWS = (
         "folded = schedule_.decode(codec_, encoded_result(k), sum, mine.count(), encoded);",
         "folded = encoded;",
         ("codec_hosts_test",),
+    ),
+    Mutation(
+        "gathered-over-what-is-sent",
+        "csrc/collective/pairwise.cc",
+        "after.push_back(schedule.send(rank, piece.src, nbytes, job.ready[k]));",
+        "schedule.send(rank, piece.src, nbytes, job.ready[k]);",
+        ("schedule_test",),
+    ),
+    Mutation(
+        "pairwise-encodes-over-what-is-sent",
+        "csrc/collective/pairwise.cc",
+        "if (!mine.empty()) edge.sent =",
+        "edge.sent =",
+        ("schedule_test::schedule: a codec",),
+    ),
+    Mutation(
+        "gathered-unrounded",
+        "csrc/planner/two_level_allreduce.cc",
+        " && !is_float",
+        "",
+        ("two_level_test::float16 on hosts of several ranks: products",),
     ),
     Mutation(
         "pairwise-window",
@@ -558,7 +579,7 @@ ROWS = (
     Mutation(
         "message-before-its-turn",
         "csrc/collective/schedule.cc",
-        "const Id id = one.messages[one.next];\n      if (waits_[id] != 0) return false;\n",
+        "const Id id = one.messages[one.next];\n      if (waits_[id] != 0) break;\n",
         "const Id id = one.messages[one.next];\n",
         ("held_links_test", "collectives_test", "two_level_test"),
     ),
@@ -579,8 +600,8 @@ ROWS = (
     Mutation(
         "forward-before-arrival",
         "csrc/collective/forward.cc",
-        "schedule.send(rank(member), block.src + begin, nbytes, there.back());",
-        "schedule.send(rank(member), block.src + begin, nbytes, {});",
+        "schedule.send(rank(member), block.src + begin, end - begin, there.back());",
+        "schedule.send(rank(member), block.src + begin, end - begin, {});",
         ("schedule_test",),
     ),
 )
