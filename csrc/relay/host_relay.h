@@ -40,6 +40,8 @@ class HostRelay {
   bool flush();
   // Whether something waits for a link or for room.
   bool has_backlog() const;
+  // Whether all that waits does so for what the ranks here will announce, for a short time.
+  bool is_patient() const { return parts_.links.are_patient(); }
   // The other hosts are told of the leader's watermark once it is so high.
   uint64_t watermark_due() const { return news_.watermark_due(parts_.hosts.leader_here()); }
   // Whether the first host's log has an entry that is not in this host's log yet.

@@ -140,7 +140,8 @@ void RankNews::send_quick(int rank, Ticket ticket) {
   const std::byte* const payload = parts_.control.payload(ticket.request_slot, rank);
   Sent& sent = sent_[static_cast<size_t>(rank)];
   sent.watermark = parts_.control.line(rank).watermark.load(std::memory_order_acquire);
-  parts_.links.send(ticket.is_named() ? FrameType::kNamed : FrameType::kUnnamed, rank, [&](FrameWriter& out) {
+  const FrameType type = ticket.is_named() ? FrameType::kNamed : FrameType::kUnnamed;
+  const auto fill = [&](FrameWriter& out) {
     out.put(sent.watermark);
     put(out, parts_.negotiation, ticket);
     out.put(signature);
@@ -149,7 +150,13 @@ void RankNews::send_quick(int rank, Ticket ticket) {
     uint64_t index;
     std::memcpy(&index, payload, sizeof index);
     out.put(parts_.control.eager(rank, static_cast<size_t>(index)), static_cast<size_t>(signature.nbytes));
-  });
+  };
+  RankMask participants;
+  if (parts_.negotiation.requests().complete_here(ticket, &participants)) {
+    parts_.links.send(type, rank, fill);
+  } else {
+    parts_.links.send_patiently(type, rank, fill);
+  }
 }
 
 void RankNews::forget_joins() {

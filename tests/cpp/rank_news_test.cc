@@ -38,6 +38,26 @@ TEST_CASE("news: other hosts hear of what ranks of a host do in the order in whi
                                {FrameType::kUnnamed, 2}});
 }
 
+TEST_CASE("news: what the ranks of a host announce of one short operation goes out as one, or after a while alone") {
+  Listener listener;
+  const int before = listener.pushes;
+  announce(listener, 2, "a");
+  listener.hear_once();
+  CHECK(listener.pushes == before);
+  announce(listener, 3, "a");
+  listener.hear_once();
+  CHECK(listener.pushes == before + 1);
+  CHECK(told(listener) == Told{{FrameType::kNamed, 2}, {FrameType::kNamed, 3}});
+  announce(listener, 3, "b");
+  CHECK(told(listener) == Told{{FrameType::kNamed, 3}});
+  // What is urgent does not wait with it, and keeps the order.
+  listener.rank(2).announce_unnamed(0, small_sum(), nullptr, 0);
+  listener.rank(2).joins().join(1);
+  listener.hear_once();
+  CHECK(listener.answers.size() == 2);
+  CHECK(told(listener) == Told{{FrameType::kUnnamed, 2}, {FrameType::kJoined, 2}});
+}
+
 TEST_CASE("news: what comes after a note that a rank is about to leave waits for it") {
   Listener listener;
   const ControlSegment& control = listener.control();

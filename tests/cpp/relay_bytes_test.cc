@@ -74,7 +74,10 @@ class Host {
   const std::vector<int>& ranks() const { return hosts_.here(); }
   const ControlSegment& control() const { return control_; }
   Negotiation& negotiation(size_t index) const { return *negotiations_[index]; }
-  void progress() { relay_->progress(); }
+  void progress() {
+    do relay_->progress();
+    while (relay_->is_patient());
+  }
   uint64_t log_tail() const { return control_.header().log_tail.load(); }
   // Of the control segment, which is sparse.
   size_t resident_nbytes() const {

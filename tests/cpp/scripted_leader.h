@@ -25,9 +25,10 @@ struct Script {
   std::vector<FrameType> answers;  // kShown, which goes by the clock, left out
   std::vector<int> answers_of;     // ranks, of each answer
   std::vector<int> shown;          // ranks
-  int64_t clock_ns[2] = {};        // of the last answer to a question for the clock
-  bool takes = true;               // the link does what it is given
-  bool has_ended = false;          // the link's peer
+  int pushes = 0;
+  int64_t clock_ns[2] = {};  // of the last answer to a question for the clock
+  bool takes = true;         // the link does what it is given
+  bool has_ended = false;    // the link's peer
   bool notes_arrivals = false;
   int64_t arrived_ns = 0;
 };
@@ -37,6 +38,7 @@ class ScriptedLink : public Link {
   explicit ScriptedLink(Script& script) : script_(script) {}
   size_t push(const void* bytes, size_t nbytes) override {
     if (!script_.takes) return 0;
+    ++script_.pushes;
     for (size_t at = 0; at < nbytes;) {
       const std::byte* const frame = static_cast<const std::byte*>(bytes) + at;
       FrameHead head;
@@ -88,15 +90,17 @@ class Listener : public Script {
                                          RecordedGroup{7, "", 0, {15, 16, 17, 18}});
   }
 
-  // Hears what was said. What it finds wrong, or "".
+  // Hears what was said, and says what there is to say. What it finds wrong, or "".
   std::string hear() {
     try {
-      relay_->progress();
+      do relay_->progress();
+      while (relay_->is_patient());
       return "";
     } catch (const InternalError& error) {
       return error.what();
     }
   }
+  void hear_once() { relay_->progress(); }
   // As a leader that leaves: whether it has said all that anybody takes.
   bool pass_on() { return relay_->pass_on(false); }
   const ControlSegment& control() const { return control_; }

@@ -434,4 +434,11 @@ ROWS = (
         "",
         ("frames_test",),
     ),
+    Mutation(
+        "short-requests-one-by-one",
+        "csrc/relay/rank_news.cc",
+        "if (parts_.negotiation.requests().complete_here(ticket, &participants)) {",
+        "if (parts_.negotiation.requests().complete_here(ticket, &participants) || true) {",
+        ("rank_news_test::news: what the ranks of a host announce",),
+    ),
 )
