@@ -154,6 +154,27 @@ TEST_CASE("four hosts of two ranks: each byte crosses each host's link as often 
   CHECK(sent[0] < nbytes / 50);  // the last of the chain that begins on host 1
 }
 
+TEST_CASE("a short all-reduce crosses in one step, by one rank of each host") {
+  const Environment environment{};
+  std::vector<std::atomic<uint64_t>> sent(kTwoEach.size());
+  const uint64_t nbytes = 4000 * sizeof(float);
+  CHECK_NOTHROW(run_hosts(kTwoEach, [&](Rank& rank) {
+    const uint64_t before = rank.context.stats().bytes_on_wire;
+    Floats data(4000, 1.0F);
+    Request request = request_of(Kind::kAllreduce);
+    request.srcs = request.dsts = {view(data, DType::kFloat32)};
+    run(rank, request);
+    sent[static_cast<size_t>(rank.rank)] = rank.context.stats().bytes_on_wire - before;
+    expect(data == Floats(4000, 8.0F), "the sum");
+    barrier(rank.world);
+  }));
+  for (size_t r = 0; r < sent.size(); ++r) {
+    CAPTURE(r);
+    CHECK(sent[r] >= (r % 2 == 0 ? 3 * nbytes : 0));
+    CHECK(sent[r] < (r % 2 == 0 ? 3 * nbytes + 4096 : 4096));
+  }
+}
+
 TEST_CASE("allgather of blocks of very different lengths, some of them empty") {
   for (const auto& host_of : {kTwoEach, std::vector<int>{0, 0, 0, 1, 1}}) {
     CAPTURE(host_of.size());

@@ -24,7 +24,8 @@ bool GroupRelay::has_rest() const {
   };
   if (is_watermark_due()) return true;
   if (!exists()) return is_untold(parts_.from.rank);
-  return has_backlog() || parts_.context.is_in_transit() ||
+  // What is held back for other ranks of this host goes out with what they announce.
+  return (has_backlog() && !is_patient_.load(std::memory_order_relaxed)) || parts_.context.is_in_transit() ||
          std::any_of(hosts.here().begin(), hosts.here().end(), is_untold);
 }
 
@@ -67,6 +68,7 @@ bool GroupRelay::progress() {
   try {
     const bool moved = relay_->progress();
     backlog_.store(relay_->has_backlog() && !has_failed(parts_.control()), std::memory_order_relaxed);
+    is_patient_.store(relay_->is_patient(), std::memory_order_relaxed);
     watermark_due_.store(relay_->watermark_due(), std::memory_order_relaxed);
     return moved;
   } catch (const std::exception& error) {

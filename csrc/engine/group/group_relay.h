@@ -47,6 +47,7 @@ class GroupRelay {
   const std::unique_ptr<HostRelay> relay_;
   bool is_broken_ = false;  // its links, while this rank left: nothing more can be said. Executor lock held
   std::atomic<bool> backlog_{false};
+  std::atomic<bool> is_patient_{false};  // all of the backlog can wait for what the ranks here announce
   // The other hosts, or this host's leader, are told of this rank's watermark once it is so high.
   mutable std::atomic<uint64_t> watermark_due_{kWatermarkStep};
 };

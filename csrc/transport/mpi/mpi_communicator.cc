@@ -138,10 +138,10 @@ void MpiCommunicator::send(const MpiMessagePtr& message, size_t nbytes, int peer
 
 void MpiCommunicator::receive(const MpiMessagePtr& message, int peer, int tag) {
   const std::lock_guard<std::mutex> lock(library_->mutex());
-  require_open();
-  message->envelope = {static_cast<int>(message->nbytes), peer, tag};
-  const int code = library_->irecv(message->begin(), byte_, message->envelope, comm_, message->request);
   try {
+    require_open();
+    message->envelope = {static_cast<int>(message->nbytes), peer, tag};
+    const int code = library_->irecv(message->begin(), byte_, message->envelope, comm_, message->request);
     started(message, State::kReceiving, code, "MPI_Irecv");
   } catch (const Error&) {
     message->failure = std::current_exception();  // what is in its memory has not come

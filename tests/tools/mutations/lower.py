@@ -486,6 +486,13 @@ ROWS = (
         ("schedule_test::schedule: a codec",),
     ),
     Mutation(
+        "short-tensors-by-all-ranks",
+        "csrc/planner/two_level_allreduce.cc",
+        "slices_of(n, slices, ranks_here, align)",
+        "slices_of(n, slices_, ranks_here, align)",
+        ("two_level_test::a short all-reduce",),
+    ),
+    Mutation(
         "gathered-unrounded",
         "csrc/planner/two_level_allreduce.cc",
         " && !is_float",
