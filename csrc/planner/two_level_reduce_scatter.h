@@ -1,6 +1,7 @@
 // Reducescatter over hosts, on two levels: the ranks of a host reduce-scatter through their staging area, so that the
 // n-th of each host has the host's sums of what the n-th ranks of all hosts keep, and those reduce-scatter between the
-// hosts, as a pipeline of pieces. Each byte crosses the network (h-1)/h times.
+// hosts, as a pipeline of pieces. Each byte crosses the network (h-1)/h times. Where hosts have unequal numbers of
+// ranks, as many of each as every host has do so for all of their host.
 #pragma once
 
 #include <vector>
@@ -9,7 +10,7 @@
 
 namespace rr {
 
-// Whether it can be done so: every host has as many ranks, and a host's sum has a form to travel in.
+// Whether it can be done so: a host's sum has a form to travel in.
 bool scatters_on_two_levels(const Hosts& hosts, const Reduction& reduction);
 
 // tensor.src: on every rank of the team all elements. kept: by rank, which of them it keeps; they tile the tensor.

@@ -154,6 +154,26 @@ TEST_CASE("four hosts of two ranks: each byte crosses each host's link as often 
   CHECK(sent[0] < nbytes / 50);  // the last of the chain that begins on host 1
 }
 
+TEST_CASE("reducescatter on hosts of unequal numbers of ranks: no more crosses than what the ranks of others keep") {
+  const Environment environment{};
+  const uint64_t nbytes = 80000 * sizeof(float);  // of a rank
+  const std::vector<uint64_t> sent = sent_by_host({0, 0, 0, 1, 2}, [&](Rank& rank) {
+    Floats all(5 * 80000, 1.0F);
+    Floats mine(80000);
+    Request request = request_of(Kind::kReduceScatter);
+    request.srcs = {view(all, DType::kFloat32)};
+    request.dsts = {view(mine, DType::kFloat32)};
+    run(rank, request);
+    expect(mine == Floats(80000, 5.0F), "the sum");
+  });
+  for (const size_t host : {size_t{0}, size_t{1}, size_t{2}}) {
+    CAPTURE(host);
+    const uint64_t of_others = (host == 0 ? 2 : 4) * nbytes;
+    CHECK(sent[host] >= of_others);
+    CHECK(sent[host] < of_others + of_others / 50 + 4096);
+  }
+}
+
 TEST_CASE("a short all-reduce crosses in one step, by one rank of each host") {
   const Environment environment{};
   std::vector<std::atomic<uint64_t>> sent(kTwoEach.size());

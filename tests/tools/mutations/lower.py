@@ -493,6 +493,13 @@ ROWS = (
         ("two_level_test::a short all-reduce",),
     ),
     Mutation(
+        "reduce-scatter-of-another-rank",
+        "csrc/planner/two_level_reduce_scatter.cc",
+        "static_cast<int>(me / slices) - 1, dst_of(k)",
+        "0, dst_of(k)",
+        ("two_level_test::reducescatter on several hosts",),
+    ),
+    Mutation(
         "gathered-unrounded",
         "csrc/planner/two_level_allreduce.cc",
         " && !is_float",
