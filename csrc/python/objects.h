@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "base/text.h"
 #include "engine/context.h"
 #include "engine/gpu/device_queue.h"
 #include "python/memory.h"
@@ -151,7 +152,11 @@ struct PyWork {
                                   : group.get().wait(*operation, timeout_s, interrupt);
     }
     trash().empty();
-    if (!in_time) throw TimeoutError("the operation is still pending after " + std::to_string(*timeout) + " s");
+    if (in_time) return;
+    const OperationPtr pending = inner();
+    throw TimeoutError(pending == nullptr ? "the operation is still pending after " + seconds_text(*timeout) +
+                                                " s: its stream has not come to it"
+                                          : group.get().pending_text(*pending, *timeout));
   }
   // For a synchronous call that an exception has ended: from here on its arrays are the caller's again.
   void withdraw() const {

@@ -53,6 +53,9 @@ class Group {
   bool wait(Operation& operation, double timeout_s, Interrupt interrupt) {
     return waiter_.wait(operation, timeout_s, interrupt);
   }
+  std::string pending_text(const Operation& operation, double timeout_s) const {
+    return waiter_.pending_text(operation, timeout_s);
+  }
   // For a synchronous call that an exception has ended: see Waiter::withdraw().
   void withdraw(Operation& operation, Interrupt interrupt) { waiter_.withdraw(operation, interrupt); }
   bool is_under_way(const Operation& operation) const { return waiter_.is_under_way(operation); }

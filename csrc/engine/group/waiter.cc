@@ -40,6 +40,12 @@ std::vector<int> Waiter::missing_for_sure(const Operation& operation) const {
   return missing;
 }
 
+std::string Waiter::pending_text(const Operation& operation, double timeout_s) const {
+  const std::string missing = list_of(missing_for_sure(operation));
+  return parts_.from.where(operation) + " is still pending after " + seconds_text(timeout_s) + " s" +
+         (missing.empty() ? "" : "; missing rank(s): " + missing);
+}
+
 // Behind "waits ".
 std::string Waiter::waits_for(const Operation& operation) {
   const auto submitted = parts_.submitted.lock();

@@ -18,7 +18,9 @@ class Waiter {
 
   // Raises the operation's error. False when timeout_s (< 0: none) ran out first.
   bool wait(Operation& operation, double timeout_s, Interrupt interrupt);
-  // The same, without its error. For a quick operation: true once all requests are there.
+  // What a TimeoutError says of an operation for which wait() has returned false.
+  std::string pending_text(const Operation& operation, double timeout_s) const;
+  // The same as wait(), without its error. For a quick operation: true once all requests are there.
   bool wait_until_finished(Operation& operation, double timeout_s, Interrupt interrupt);
   // For a synchronous call that an exception has ended: afterwards nothing of this process reads or writes the
   // operation's memory. What all ranks are in is finished first, unless interrupt() throws meanwhile; what not all have

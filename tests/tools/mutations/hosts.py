@@ -366,8 +366,8 @@ ROWS = (
     Mutation(
         "quick-in-transit",
         "csrc/engine/group/group_relay.cc",
-        "return has_backlog() || parts_.context.is_in_transit() ||",
-        "return has_backlog() ||",
+        " || parts_.context.is_in_transit() ||",
+        " ||",
         ("hand_over_hosts_test::a quick call",),
     ),
     Mutation(
