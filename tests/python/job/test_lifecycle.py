@@ -74,7 +74,8 @@ def test_a_wait_with_a_limit_is_no_deadlock() -> None:
         asleep(job.procs[1].pid)
         job.send(0)
         first, second = (outcome.value for outcome in job.wait())
-    assert first[0].startswith("TimeoutError: ") and " is still pending after 1.0 s" in first[0], first
+    assert first[0].startswith("TimeoutError: "), first
+    assert " is still pending after 1.0 s" in first[0], first
     assert first[1:] == second == ["2.0", "2.0"]
 
 
