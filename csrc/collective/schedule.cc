@@ -227,31 +227,20 @@ class Execution final : public Algorithm {
 
   // False: there is more of it to do. budget: bytes, less what was done.
   bool compute(const Item& item, size_t& budget) {
-    size_t item_nbytes = 1;
-    switch (item.kind) {
-      case Kind::kReduce:
-        item_nbytes = itemsize(schedule_.reductions()[item.reduction].dtype);
-        break;
-      case Kind::kEncode:
-        team_.kernels->encode(item.codec, item.src, item.dst, item.count);
-        budget -= std::min(budget, item.count * sizeof(float));
-        return true;
-      case Kind::kDecode:
-        team_.kernels->decode(item.codec, item.src, item.dst, item.count);
-        budget -= std::min(budget, item.count * sizeof(float));
-        return true;
-      case Kind::kRoundTrip:
-        codec_round_trip(*team_.kernels, item.codec, item.dst, item.count);
-        budget -= std::min(budget, item.count * sizeof(float));
-        return true;
-      case Kind::kCopy:
-        break;
-      default:
-        return true;
-    }
+    if (item.kind == Kind::kCopy || item.kind == Kind::kReduce) return compute_block(item, budget);
+    if (item.kind == Kind::kEncode) team_.kernels->encode(item.codec, item.src, item.dst, item.count);
+    if (item.kind == Kind::kDecode) team_.kernels->decode(item.codec, item.src, item.dst, item.count);
+    if (item.kind == Kind::kRoundTrip) codec_round_trip(*team_.kernels, item.codec, item.dst, item.count);
+    budget -= std::min(budget, item.count * sizeof(float));
+    return true;
+  }
+
+  bool compute_block(const Item& item, size_t& budget) {
+    const bool is_copy = item.kind == Kind::kCopy;
+    const size_t item_nbytes = is_copy ? 1 : itemsize(schedule_.reductions()[item.reduction].dtype);
     const size_t offset = computed_ * item_nbytes;
     const size_t count = std::min(item.count - computed_, std::max<size_t>(1, budget / item_nbytes));
-    item.kind == Kind::kCopy ? copy(item, offset, count) : reduce(item, offset, count);
+    is_copy ? copy(item, offset, count) : reduce(item, offset, count);
     computed_ += count;
     budget -= std::min(budget, count * item_nbytes);
     return computed_ == item.count;

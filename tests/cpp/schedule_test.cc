@@ -173,6 +173,18 @@ Team team_of(int size, int me) {
   return team;
 }
 
+// plan(schedule, r) writes that of rank r.
+template <class Plan>
+std::vector<Rank> ranks_of(int size, Plan plan) {
+  std::vector<Rank> ranks;
+  for (int r = 0; r < size; ++r) {
+    Schedule schedule;
+    plan(schedule, r);
+    ranks.emplace_back(std::move(schedule));
+  }
+  return ranks;
+}
+
 std::byte* bytes_of(Elements& elements) { return reinterpret_cast<std::byte*>(elements.data()); }
 
 // Of up to 8 ranks, whose sum has a byte for each.
@@ -225,18 +237,14 @@ void check_allreduce(Reduce plan, int size, size_t count, size_t pieces, bool in
   CAPTURE(pieces);
   CAPTURE(seed);
   std::vector<Tensor> tensors = tensors_of(size, count);
-  std::vector<Rank> ranks;
-  for (int r = 0; r < size; ++r) {
+  Job job(ranks_of(size, [&](Schedule& schedule, int r) {
     LinkedReduction job;
     job.pieces = pieces_of(tensors[static_cast<size_t>(r)], pieces, in_place);
     job.ready.assign(pieces, Schedule::kNone);
     job.reduction = int64_sum();
-    Schedule schedule;
     const Ids there = plan(schedule, team_of(size, r), job);
     REQUIRE(there.size() == pieces);
-    ranks.emplace_back(std::move(schedule));
-  }
-  Job job(std::move(ranks));
+  }));
   REQUIRE(job.run(seed));
   size_t sent = 0;
   for (int r = 0; r < size; ++r) {
@@ -288,20 +296,16 @@ TEST_CASE("schedule: a reduce-scatter gives each member what it keeps, and sends
         CAPTURE(root);
         const size_t count = 90;
         std::vector<Tensor> tensors = tensors_of(size, count);
-        std::vector<Rank> ranks;
         Kept kept;
-        for (int r = 0; r < size; ++r) {
+        Job job(ranks_of(size, [&](Schedule& schedule, int r) {
           LinkedReduction job;
           job.pieces = pieces_of(tensors[static_cast<size_t>(r)], 6, false);
           job.ready.assign(6, Schedule::kNone);
           job.reduction = int64_sum();
           kept = root < 0 ? equal_parts(job.pieces, size) : all_for(job.pieces, size, root);
           job.kept = kept;
-          Schedule schedule;
           plan(schedule, team_of(size, r), job);
-          ranks.emplace_back(std::move(schedule));
-        }
-        Job job(std::move(ranks));
+        }));
         REQUIRE(job.run(++seed));
         size_t sent = 0;
         for (int r = 0; r < size; ++r) {
@@ -339,14 +343,10 @@ TEST_CASE("schedule: recursive doubling, for any number of ranks") {
   for (int size = 1; size <= 8; ++size) {
     CAPTURE(size);
     std::vector<Tensor> tensors = tensors_of(size, 20);
-    std::vector<Rank> ranks;
-    for (int r = 0; r < size; ++r) {
-      Schedule schedule;
+    Job job(ranks_of(size, [&](Schedule& schedule, int r) {
       recursive_doubling(schedule, team_of(size, r), pieces_of(tensors[static_cast<size_t>(r)], 3, r % 2 == 0),
                          int64_sum());
-      ranks.emplace_back(std::move(schedule));
-    }
-    Job job(std::move(ranks));
+    }));
     REQUIRE(job.run(++seed));
     for (const Tensor& tensor : tensors) {
       for (size_t i = 0; i < tensor.output.size(); ++i) REQUIRE(tensor.output[i] == sum(size, i));
@@ -363,8 +363,7 @@ TEST_CASE("schedule: a codec's messages are not overwritten before they are gone
         CAPTURE(size);
         const size_t count = 9 * kCodecBlock;
         std::vector<std::vector<float>> outputs(static_cast<size_t>(size), std::vector<float>(count));
-        std::vector<Rank> ranks;
-        for (int r = 0; r < size; ++r) {
+        Job job(ranks_of(size, [&](Schedule& schedule, int r) {
           std::vector<float>& elements = outputs[static_cast<size_t>(r)];
           // In each block 127 and a multiple of one, which int8 gives as they are, and another number in each block.
           for (size_t i = 0; i < count; ++i) {
@@ -377,11 +376,8 @@ TEST_CASE("schedule: a codec's messages are not overwritten before they are gone
           }
           job.ready.assign(9, Schedule::kNone);
           job.codec = codec;
-          Schedule schedule;
           plan(schedule, team_of(size, r), job);
-          ranks.emplace_back(std::move(schedule));
-        }
-        Job job(std::move(ranks));
+        }));
         REQUIRE(job.run(++seed));
         for (const std::vector<float>& elements : outputs) {
           for (size_t i = 0; i < count; ++i) {
@@ -401,11 +397,9 @@ TEST_CASE("schedule: a block goes from member to member, part by part, and once 
       for (const int root : {0, size - 1}) {
         CAPTURE(size);
         std::vector<Tensor> tensors = tensors_of(size, 100);
-        std::vector<Rank> ranks;
-        for (int r = 0; r < size; ++r) {
+        Job job(ranks_of(size, [&](Schedule& schedule, int r) {
           Tensor& tensor = tensors[static_cast<size_t>(r)];
           if (r == root) tensor.output = tensor.input;
-          Schedule schedule;
           if (is_chain) {
             LinkedBlock block = {bytes_of(tensor.output), bytes_of(tensor.output), 800, -1, {}, {8, 8, 400, 800}};
             if (r != root) block.from = (r + size - 1) % size;
@@ -414,9 +408,7 @@ TEST_CASE("schedule: a block goes from member to member, part by part, and once 
           } else {
             tree_broadcast(schedule, team_of(size, r), root, bytes_of(tensor.output), 800);
           }
-          ranks.emplace_back(std::move(schedule));
-        }
-        Job job(std::move(ranks));
+        }));
         REQUIRE(job.run(++seed));
         size_t sent = 0;
         for (int r = 0; r < size; ++r) {
@@ -432,8 +424,7 @@ TEST_CASE("schedule: a block goes from member to member, part by part, and once 
 TEST_CASE("schedule: a mesh gives every member its block of all others") {
   const int size = 4;
   std::vector<Tensor> tensors = tensors_of(size, 12);
-  std::vector<Rank> ranks;
-  for (int r = 0; r < size; ++r) {
+  Job job(ranks_of(size, [&](Schedule& schedule, int r) {
     Tensor& tensor = tensors[static_cast<size_t>(r)];
     ExchangeJob job;
     job.blocks = size;
@@ -442,11 +433,8 @@ TEST_CASE("schedule: a mesh gives every member its block of all others") {
       job.outgoing.push_back({bytes_of(tensor.input) + at, 24});
       job.incoming.push_back({other, other == r ? r : 0, bytes_of(tensor.output) + at, 24, 0});
     }
-    Schedule schedule;
     mesh(schedule, team_of(size, r), job);
-    ranks.emplace_back(std::move(schedule));
-  }
-  Job job(std::move(ranks));
+  }));
   REQUIRE(job.run(1));
   for (int r = 0; r < size; ++r) {
     for (size_t i = 0; i < 12; ++i) {

@@ -177,7 +177,7 @@ void MpiCommunicator::ended(const MpiMessagePtr& message, const MpiDone& how) {
   remove(message);
   if (how.code == 0) {
     received_[static_cast<size_t>(envelope.peer)] += state != State::kSending && !how.is_cancelled;
-    if (how.is_cancelled) {  // likewise
+    if (how.is_cancelled) {  // what is in its memory has not come
       message->failure = std::make_exception_ptr(ShutdownError(where() + "the receive has been taken back"));
     }
     return;

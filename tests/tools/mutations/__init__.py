@@ -5,13 +5,14 @@ wrong. Its text occurs exactly once in its file (test_mutations.py). Choose test
 time: a hang costs the whole limit, and what only chance makes fail survives on another day.
 """
 
-from mutations import edges, ends, engine, hosts, late, launch, lower, optimizer, recorder, rendezvous
+from mutations import collective, edges, ends, engine, hosts, late, launch, lower, optimizer, recorder, rendezvous
 from mutations.row import Mutation
 
 __all__ = ["MUTATIONS", "Mutation"]
 
 MUTATIONS: tuple[Mutation, ...] = (
     *lower.ROWS,
+    *collective.ROWS,
     *engine.ROWS,
     *ends.ROWS,
     *hosts.ROWS,
