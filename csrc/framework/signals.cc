@@ -14,6 +14,8 @@ namespace rr {
 namespace {
 
 constexpr int64_t kSignalPatienceNs = 10'000'000'000;
+// What comes again so soon is the same signal: a launcher and the cluster's manager may both send it to all ranks.
+constexpr int64_t kSameSignalNs = 200'000'000;
 
 struct Watched {
   int number;
@@ -108,10 +110,13 @@ void SignalWatch::look() {
   if (ended.load() != current->ended_) throw Interrupted("a signal");
   for (int i = 0; i < kCount; ++i) {
     const Watched& one = watched[static_cast<size_t>(i)];
-    const uint32_t came = one.count.load(std::memory_order_acquire) - current->seen_[i];
-    if (came == 0) continue;
-    const bool is_late = now_ns() - one.last_ns.load(std::memory_order_relaxed) > kSignalPatienceNs;
-    if (came > 1 || is_late || (one.number == SIGINT && python.interrupts_by_raising())) end(one.name);
+    if (one.count.load(std::memory_order_acquire) == current->seen_[i]) continue;
+    const int64_t last_ns = one.last_ns.load(std::memory_order_relaxed);
+    int64_t& first_ns = current->first_ns_[i];
+    if (first_ns == 0) first_ns = last_ns;
+    const bool is_second = last_ns - first_ns > kSameSignalNs;
+    const bool is_late = now_ns() - first_ns > kSignalPatienceNs;
+    if (is_second || is_late || (one.number == SIGINT && python.interrupts_by_raising())) end(one.name);
   }
 }
 

@@ -40,6 +40,7 @@ class SignalWatch {
  private:
   static constexpr int kCount = 2;
   uint32_t seen_[kCount];
+  int64_t first_ns_[kCount] = {};  // when the first of them came in this wait; 0: none has
   uint32_t ended_;
   SignalWatch* outer_;
 };

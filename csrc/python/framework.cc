@@ -1,5 +1,6 @@
 // Bindings: what kernels of frameworks may call, and which process sets they find.
 #include <pybind11/stl.h>
+#include <unistd.h>
 
 #include "base/never_destroyed.h"
 #include "framework/calls.h"
@@ -24,7 +25,9 @@ bool run_signal_handlers() {
   return true;
 }
 
+// On the main thread, whose handler it was: another thread's kernel may end for the same signal, and fail first.
 void raise_of_handler() {
+  if (::gettid() != ::getpid()) return;
   if (const auto raised = std::move(raised_by_handler()); raised != nullptr) throw *raised;
 }
 
