@@ -10,8 +10,9 @@
 namespace rr {
 namespace {
 
-PyWork barrier_async(const PyGroup& group, const py::object& name) {
+PyWork barrier(const PyGroup& group, const py::object& name, bool is_async) {
   Request request;
+  request.is_async = is_async;
   return submit(group, request, name, std::make_unique<Held>());
 }
 
@@ -104,9 +105,11 @@ void bind_group(py::module_& m) {
           },
           py::arg("src"), py::arg("dst"), py::arg("root"), py::arg("name"))
       .def(
-          "barrier", [](const PyGroup& g, const py::object& name) { barrier_async(g, name).wait_or_withdraw(); },
+          "barrier", [](const PyGroup& g, const py::object& name) { barrier(g, name, false).wait_or_withdraw(); },
           py::arg("name"))
-      .def("barrier_async", &barrier_async, py::arg("name"))
+      .def(
+          "barrier_async", [](const PyGroup& g, const py::object& name) { return barrier(g, name, true); },
+          py::arg("name"))
       .def(
           "send_async",
           [](const PyGroup& g, py::handle src, int peer, int tag) { return message(g, src, peer, tag, true); },
