@@ -2,11 +2,11 @@
 
 namespace rr {
 
+// Another rank may append it, and all may go on, while this thread comes to hold the lock.
 bool OperationLog::append(Ticket ticket) {
   RankMask participants;
   if (!hosts_.is_first() || !requests_.complete(ticket, &participants)) return true;
-  if (hosts_.several() && requests_.is_overwritten(ticket)) return true;
-  return segment_.locked([&] { return append_locked(ticket, participants); });
+  return segment_.locked([&] { return requests_.is_overwritten(ticket) || append_locked(ticket, participants); });
 }
 
 // Null when a rank still has to consume the entry that the next position would overwrite.
