@@ -95,6 +95,7 @@ class Context {
     return network_.host_of.empty() ? 0 : network_.host_of[static_cast<size_t>(world_rank)];
   }
   const std::string& network_name() const { return network_.name; }
+  bool do_links_ring() const { return network_.reader != nullptr; }
   int most_group() const { return network_.most_group; }  // the highest id of a group
   std::unique_ptr<Link> remote_link(int world_rank, int channel);
   RankDevice& gpu() { return gpu_; }

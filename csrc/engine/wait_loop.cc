@@ -101,7 +101,8 @@ class WaitLoop::BulkWait {
 };
 
 bool WaitLoop::wait_until(const std::function<bool()>& done, const std::function<bool()>& has_work, Deadline deadline,
-                          Interrupt interrupt, bool crowded, const std::function<void()>& tick, Rings rings) {
+                          Interrupt interrupt, bool crowded, const std::function<void()>& tick,
+                          const IsUnrung& is_unrung) {
   Bell& bell = *wait_bell_;
   const ShownWait shown(*wait_line_, WaitLine::kOther);
   const int64_t spin_ns = static_cast<int64_t>(from_.spin_us * 1000);
@@ -162,8 +163,9 @@ bool WaitLoop::wait_until(const std::function<bool()>& done, const std::function
     const bool uses_links = has_links && has_work();
     const bool polls_links = uses_links && (from_.network.reader == nullptr || now_ns() - came_ns < kQuietNs);
     const Watch watch(uses_links && !polls_links ? from_.network.reader.get() : nullptr);
+    const bool may_change_unrung = has_links && is_unrung && is_unrung();
     const int64_t nap_ns = polls_device   ? kDeviceNapNs
-                           : !uses_links  ? (has_links && rings == Rings::kNotAlways ? kUnrungNs : kSleepNs)
+                           : !uses_links  ? (may_change_unrung ? kUnrungNs : kSleepNs)
                            : !polls_links ? kUnrungNs
                            : is_bulk()    ? 2 * kPollNs
                                           : kPollNs;

@@ -23,12 +23,13 @@ class WaitLoop {
   };
   explicit WaitLoop(From from) : from_(std::move(from)) {}
 
-  // Whether every change of what done() looks at rings. What a leader has read of its host's ranks does not.
-  enum class Rings : uint8_t { kAlways, kNotAlways };
+  // Asked before each sleep: whether what done() looks at may change without a ring, as what a leader reads of its
+  // host's ranks does. Then the sleep is short. Empty: it never does.
+  using IsUnrung = std::function<bool()>;
   // Blocks until done() is true: polls for a while, then sleeps; executes whatever there is to execute meanwhile.
   // False when the deadline passed first. tick() runs at least every 100 ms of sleep; done() and tick() may throw.
   bool wait_until(const std::function<bool()>& done, const std::function<bool()>& has_work, Deadline deadline,
-                  Interrupt interrupt, bool crowded, const std::function<void()>& tick, Rings rings = Rings::kAlways);
+                  Interrupt interrupt, bool crowded, const std::function<void()>& tick, const IsUnrung& is_unrung = {});
   void wake_engine() { ring(*engine_bell_); }
   void wake_callers() { ring(*wait_bell_); }
 

@@ -41,6 +41,10 @@ std::optional<bool> Deadlock::unblock(bool at_once) {
   });
 }
 
+Deadlock::Verdict Deadlock::verdict() const {
+  return segment_.locked([&] { return Verdict{control_.header().withdraw_text, control_.header().withdraw_unnamed}; });
+}
+
 bool Deadlock::is_withdrawn() const {
   const RankLine& line = control_.line(segment_.rank);
   return line.blocked_on.load() != 0 && line.blocked_tag.load() == UINT64_MAX;
@@ -83,7 +87,10 @@ void Deadlock::withdraw_blocked(const std::string& text, uint64_t unnamed) {
   header.withdraw_unnamed = unnamed;
   for (int r = 0; r < control_.size(); ++r) {
     RankLine& line = control_.line(r);
-    if (line.joined.load() != 0) continue;
+    if (line.joined.load() != 0) {  // it waits for nothing, and the counters go on behind what it alone has announced
+      withdraw_unnamed_of(r);
+      continue;
+    }
     const Ticket ticket = blocked_on(r);
     // Of a rank elsewhere this host may know an earlier operation only, which is complete, or none.
     if (hosts_.is_here(r) || (ticket.tag != 0 && !requests_.complete(ticket)))

@@ -47,8 +47,11 @@ class Deadlock {
   void thaw();
   void withdraw(const std::string& text, uint64_t unnamed);
 
-  std::string withdraw_text() const { return control_.header().withdraw_text; }
-  uint64_t withdraw_unnamed() const { return control_.header().withdraw_unnamed; }
+  struct Verdict {
+    std::string text;
+    uint64_t unnamed = 0;  // every rank's counter continues there
+  };
+  Verdict verdict() const;  // the last one
 
  private:
   std::string describe_stuck() const;

@@ -7,6 +7,7 @@ namespace rr {
 bool can_do_without_joined(Kind kind) { return kind == Kind::kAllreduce || kind == Kind::kBarrier; }
 
 bool Requests::complete(Ticket ticket, RankMask* participants) const {
+  bool is_announced = false;
   for (int r = 0; r < control_.size(); ++r) {
     const auto& tag = control_.head(ticket.request_slot, r).tag;
     if (tag.load(std::memory_order_acquire) != ticket.tag) {
@@ -15,9 +16,10 @@ bool Requests::complete(Ticket ticket, RankMask* participants) const {
       // It announced nothing after joining, so a second look tells for good whether it did before.
       if (tag.load(std::memory_order_acquire) != ticket.tag) continue;
     }
+    is_announced = true;
     if (participants != nullptr) participants->set(r);
   }
-  return true;
+  return is_announced;
 }
 
 bool Requests::complete_here(Ticket ticket, RankMask* participants) const {

@@ -24,7 +24,7 @@ class Requests {
   Requests(const GroupSegment& segment, std::string gpu_path)
       : segment_(segment), control_(segment.control), hosts_(segment.hosts), gpu_path_(std::move(gpu_path)) {}
 
-  // Whether every rank has announced the operation or joined; participants are those who announced it.
+  // Whether every rank has announced the operation or joined; participants are those who announced it, at least one.
   bool complete(Ticket ticket, RankMask* participants = nullptr) const;
   // Whether every rank of this host has announced the operation or joined; participants are those of this host.
   bool complete_here(Ticket ticket, RankMask* participants) const;

@@ -298,9 +298,18 @@ bool PendingOperations::discard_message(Operation& operation) {
   return true;
 }
 
+bool PendingOperations::is_any_withdrawn() const {
+  bool is_any = false;
+  unnamed_.for_each([&](Ticket ticket, const OperationPtr& /*operation*/) {
+    is_any |= from_.control.head(ticket.request_slot, from_.rank).tag.load() == 0;
+  });
+  return is_any;
+}
+
 void PendingOperations::withdraw() {
   ++verdicts_;
-  const auto error = std::make_exception_ptr(MismatchError(negotiation_.deadlock().withdraw_text()));
+  const Deadlock::Verdict verdict = negotiation_.deadlock().verdict();
+  const auto error = std::make_exception_ptr(MismatchError(verdict.text));
   unnamed_.for_each([&](Ticket ticket, const OperationPtr& operation) {
     auto& tag = from_.control.head(ticket.request_slot, from_.rank).tag;
     const bool is_void = tag.load() != ticket.tag;
@@ -310,8 +319,7 @@ void PendingOperations::withdraw() {
     remove_logged(*operation);
     fail(*operation, error);
   });
-  unnamed_.skip_to(
-      negotiation_.deadlock().withdraw_unnamed());  // a rank that has gone on since may be further ahead by now
+  unnamed_.skip_to(verdict.unnamed);  // a rank that has gone on since may be further ahead by now
   for (auto named = by_name_.begin(); named != by_name_.end();) {
     Operation& operation = *named->second;
     const bool is_void =

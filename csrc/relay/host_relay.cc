@@ -19,11 +19,11 @@ void unless_lost(Work work) {
 
 HostRelay::HostRelay(const ControlSegment& control, const Hosts& hosts, Negotiation& negotiation,
                      std::vector<std::unique_ptr<Link>> links, double late_s, Recorder* recorder,
-                     const RecordedGroup& recorded_group)
+                     const RecordedGroup& recorded_group, bool do_links_ring)
     : parts_(control, hosts, negotiation, std::move(links), late_s),
       deadlock_(parts_),
       join_(parts_),
-      news_(parts_, deadlock_, join_),
+      news_(parts_, deadlock_, join_, do_links_ring),
       status_(control, hosts, parts_.links),
       clock_(hosts, parts_.links, recorder, recorded_group),
       shown_(control, hosts, parts_.links, recorder != nullptr),
@@ -66,11 +66,15 @@ bool HostRelay::progress() {
   return sent || received || repeated;
 }
 
-bool HostRelay::has_backlog() const {
+bool HostRelay::waits_for_room() const {
   // Nobody rings for a note that has held up others.
   if (!parts_.are_notes_passed_on() || has_ordered_entries() || parts_.sequencer.is_log_full()) return true;
-  return parts_.links.any_of(
-      [](const LeaderConnection& connection) { return !connection.out.empty() || !connection.in.empty(); });
+  return parts_.links.any_of([](const LeaderConnection& connection) { return !connection.in.empty(); });
+}
+
+bool HostRelay::has_backlog() const {
+  return waits_for_room() ||
+         parts_.links.any_of([](const LeaderConnection& connection) { return !connection.out.empty(); });
 }
 
 bool HostRelay::pass_on(bool everybody) {

@@ -22,9 +22,10 @@ class HostRelay {
  public:
   // links: by host; null for this one. late_s: after so long an operation is shown to all hosts, whose messages say who
   // is missing. recorder: of the world's, for the clocks; null: of another group. recorded_group: the group there.
+  // do_links_ring: when something arrives; else this relay remembers what its ranks await.
   HostRelay(const ControlSegment& control, const Hosts& hosts, Negotiation& negotiation,
             std::vector<std::unique_ptr<Link>> links, double late_s, Recorder* recorder = nullptr,
-            const RecordedGroup& recorded_group = {});
+            const RecordedGroup& recorded_group = {}, bool do_links_ring = true);
 
   // Executor lock held. Sends and receives what there is; true when something moved.
   bool progress();
@@ -41,7 +42,10 @@ class HostRelay {
   // Whether something waits for a link or for room.
   bool has_backlog() const;
   // Whether all that waits does so for what the ranks here will announce, for a short time.
-  bool is_patient() const { return parts_.links.are_patient(); }
+  bool is_patient() const { return parts_.links.are_patient() && !waits_for_room(); }
+  // Whether links that do not ring will bring what ranks here wait for: a quick operation that all of them have
+  // announced misses ranks of other hosts.
+  bool awaits_others() { return news_.awaits_others(); }
   // The other hosts are told of the leader's watermark once it is so high.
   uint64_t watermark_due() const { return news_.watermark_due(parts_.hosts.leader_here()); }
   // Whether the first host's log has an entry that is not in this host's log yet.
@@ -49,6 +53,8 @@ class HostRelay {
 
  private:
   void collect();
+  // Whether something waits that no link holds up.
+  bool waits_for_room() const;
   bool have_all_left(bool everybody) const;
   bool is_all_sent() const;
 

@@ -140,7 +140,45 @@ void RankNews::send_joined(int rank) {
   parts_.own_requests.tell_all();  // what only waited for it
 }
 
+void RankNews::remember(int rank, Ticket ticket) {
+  if (do_links_ring_) return;
+  if (ticket.is_named()) {
+    named_[ticket.request_slot] = ticket.tag;
+  } else {
+    sent_[static_cast<size_t>(rank)].unnamed = ticket.tag;
+  }
+}
+
+// Of the unnamed ones, which all announce in their order, the last that all ranks here have announced ends last.
+bool RankNews::awaits_others() {
+  const Requests& requests = parts_.negotiation.requests();
+  const std::vector<int>& here = parts_.hosts.here();
+  const auto is_over = [&](Ticket ticket) {
+    const auto has_announced = [&](int rank) { return requests.has_announced(ticket, rank); };
+    return requests.complete(ticket) || requests.is_overwritten(ticket) ||
+           std::none_of(here.begin(), here.end(), has_announced);
+  };
+  const auto is_awaited = [&](Ticket ticket) {
+    RankMask participants;
+    return requests.complete_here(ticket, &participants) && !is_over(ticket);
+  };
+  bool is_any = false;
+  for (auto one = named_.begin(); one != named_.end();) {
+    const Ticket ticket = {one->first, one->second};
+    is_any |= is_awaited(ticket);
+    one = is_over(ticket) ? named_.erase(one) : std::next(one);
+  }
+  uint64_t unnamed = UINT64_MAX;
+  for (const int r : here) {
+    const Sent& sent = sent_[static_cast<size_t>(r)];
+    if (!sent.has_joined) unnamed = std::min(unnamed, sent.unnamed);
+  }
+  const bool has_unnamed = unnamed != 0 && unnamed != UINT64_MAX;
+  return is_any || (has_unnamed && is_awaited(Ticket::unnamed(unnamed - 1)));
+}
+
 void RankNews::send_quick(int rank, Ticket ticket) {
+  remember(rank, ticket);
   const Signature& signature = parts_.control.signature(ticket.request_slot, rank);
   const std::byte* const payload = parts_.control.payload(ticket.request_slot, rank);
   Sent& sent = sent_[static_cast<size_t>(rank)];
@@ -166,7 +204,11 @@ void RankNews::send_quick(int rank, Ticket ticket) {
 }
 
 void RankNews::forget_joins() {
-  for (Sent& sent : sent_) sent.has_joined = false;
+  named_.clear();
+  for (Sent& sent : sent_) {
+    sent.has_joined = false;
+    sent.unnamed = 0;
+  }
 }
 
 }  // namespace rr

@@ -82,6 +82,53 @@ TEST_CASE("stuck: unnamed operations beside a named one; then they count alike")
   }));
 }
 
+struct Stop {};
+
+// Looks around when all others have joined as well.
+void interrupted_join(Rank& rank) {
+  bool is_stopped = false;
+  try {
+    rank.world.join([] { throw Stop(); });
+  } catch (const Stop&) {
+    is_stopped = true;
+  }
+  expect(is_stopped, "join() is interrupted");
+  const auto size = static_cast<uint32_t>(rank.size);
+  wait_for([&] { return rank.world.control().header().joined_count.load() == size; });
+  look_around(rank, 2);
+}
+
+// Nobody will call them any more: the others' counters go on behind them.
+TEST_CASE("stuck: what a rank alone has announced before it joined is void as well") {
+  const Environment environment{};
+  const auto body = [](Rank& rank) {
+    for (int turn = 0; turn < 3; ++turn) {
+      if (rank.rank == 2) {
+        std::vector<Sum> alone;
+        for (const size_t count : {2, 3000, 500}) alone.push_back(start_sum(rank, rank.world, count, turn));
+        if (turn == 2) interrupted_join(rank);
+        rank.world.join(nullptr);
+        for (const Sum& sum : alone) {
+          expect_contains(raised<MismatchError>([&] { finish_sum(rank.world, sum); }), "every rank is blocked");
+        }
+      } else {
+        wait_for([&] { return rank.world.control().header().joined_count.load() == 1; });
+        const std::string name = rank.rank == 0 ? "a" : "b";
+        raised<MismatchError>([&] { sum_now(rank, rank.world, 2, turn, name); });
+        const int more = turn == 0 ? 2 * static_cast<int>(kUnnamedSlots) : 0;
+        for (int i = 0; i < more; ++i) {
+          finish_sum(rank.world, start_sum(rank, rank.world, i % 9 == 0 ? 3000 : 2, i), 1 + 2);
+        }
+        rank.world.join(nullptr);
+      }
+      sum_now(rank, rank.world, 2, turn);
+      sum_now(rank, rank.world, 3000, turn);
+    }
+  };
+  CHECK_NOTHROW(run_ranks(3, body));
+  for (const auto& host_of : {std::vector<int>{0, 1, 2}, {0, 0, 1}, {0, 1, 1}}) CHECK_NOTHROW(run_hosts(host_of, body));
+}
+
 TEST_CASE("stuck: those that have not joined are told; then they join") {
   const Environment environment{};
   for (const int joined : {0, 1, 3}) {

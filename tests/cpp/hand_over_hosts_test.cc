@@ -27,10 +27,12 @@ void quick_sum(Rank& rank, Floats& data) {
   expect(rank.world.allreduce_quick(tensor, tensor, reduction, nullptr), "it is quick");
 }
 
-bool are_notes_read(const Rank& rank) {
-  const Outbox& notes = rank.world.control().outbox(rank.rank);
+// of: a rank of the same host.
+bool are_notes_read(const Rank& rank, int of) {
+  const Outbox& notes = rank.world.control().outbox(of);
   return notes.read.load() == notes.written.load();
 }
+bool are_notes_read(const Rank& rank) { return are_notes_read(rank, rank.rank); }
 
 // What the rank `from` asks for, as this rank's host has it once it has come.
 void write_request(const Rank& rank, int from, uint64_t counter, float value) {
@@ -150,6 +152,67 @@ TEST_CASE("an asynchronous call wakes the engine, so that other hosts hear of it
       CHECK(rung > 0);
     }
   }
+}
+
+// Over MPI nobody rings for what comes, and the other ranks of the host sleep until their leader has heard it.
+TEST_CASE("an engine looks at links that ring nobody while a short operation misses other hosts") {
+  const Environment environment{{"RR_TEST_NETWORK", "loopback"}};
+  std::atomic<int> called{0};
+  std::atomic<int> looked{0};
+  CHECK_NOTHROW(run_hosts({0, 0, 1}, [&](Rank& rank) {
+    for (int turn = 1; turn <= 3; ++turn) {
+      barrier(rank.world);
+      if (rank.rank == 2) wait_for([&] { return looked.load() == turn; });
+      const Sum sum = start_sum(rank, rank.world, 2, turn);
+      if (rank.rank == 1) called = turn;
+      if (rank.rank == 0) {
+        wait_for([&] { return called.load() == turn && are_notes_read(rank, 0) && are_notes_read(rank, 1); });
+        look_around(rank, 1);
+        expect(rank.world.is_busy(), "the engine looks");
+        looked = turn;
+      }
+      finish_sum(rank.world, sum);
+      wait_for([&] { return !rank.world.is_busy(); });
+    }
+    // What was complete because somebody had joined is so when the epoch is over.
+    if (rank.rank != 2) {
+      wait_for([&] { return rank.world.control().header().joined_count.load() == 1; });
+      finish_sum(rank.world, start_sum(rank, rank.world, 2, 1), 1 + 2);
+    }
+    rank.world.join(nullptr);
+    sum_now(rank, rank.world, 2, 1, "name");
+    wait_for([&] { return !rank.world.is_busy(); });
+  }));
+}
+
+// The leader has called it asynchronously, and computes.
+TEST_CASE("a rank that waits for what its leader has called has its note read") {
+  const Environment environment{{"RR_TEST_NETWORK", "tcp"}};
+  int rung = 0;
+  std::atomic<int> leader_has_called{0};
+  std::atomic<int> note_is_read{0};
+  CHECK_NOTHROW(run_hosts({0, 0, 1}, [&](Rank& rank) {
+    for (int turn = 1; turn <= kTurns; ++turn) {
+      barrier(rank.world);
+      if (rank.rank == 1) wait_for([&] { return leader_has_called.load() == turn; });
+      if (rank.rank == 2) wait_for([&] { return note_is_read.load() == turn; });
+      if (rank.rank != 0) {
+        sum_now(rank, rank.world, 2, turn);
+        continue;
+      }
+      const Sum sum = start_sum(rank, rank.world, 2, turn);
+      wait_for([&] { return are_notes_read(rank) && !rank.world.is_busy(); });  // and its request is sent
+      const std::atomic<uint64_t>& written = rank.world.control().outbox(1).written;
+      const uint64_t before = written.load();
+      rung += rings(rank, [&] {
+        leader_has_called = turn;
+        wait_for([&] { return written.load() != before && are_notes_read(rank, 1); });
+      });
+      note_is_read = turn;
+      finish_sum(rank.world, sum);
+    }
+  }));
+  CHECK(rung > kTurns / 2);
 }
 
 TEST_CASE("an asynchronous call before the leader's wakes nobody") {

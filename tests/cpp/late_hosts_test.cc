@@ -143,6 +143,25 @@ TEST_CASE("late: what a rank sent before it left arrives after the news that it 
   }
 }
 
+TEST_CASE("late: ranks of other hosts are missed once they would have been heard of") {
+  const Environment environment{};
+  std::atomic<bool> is_over{false};
+  CHECK_NOTHROW(run_hosts({0, 0, 1}, [&](Rank& rank) {
+    if (rank.rank != 0) wait_for([&] { return is_over.load(); });
+    const Sum sum = start_sum(rank, rank.world, 2, 1);
+    if (rank.rank == 0) {
+      const auto text_after = [&](double timeout_s) {
+        expect(!rank.world.wait(*sum.operation, timeout_s, nullptr), "it is pending");
+        return rank.world.pending_text(*sum.operation, timeout_s);
+      };
+      const std::string later = " (of other hosts, a call of the last 2 s may not be known here)";
+      expect_contains(text_after(0.5), "is still pending after 0.5 s; missing rank(s): 1, 2" + later);
+      is_over = true;
+    }
+    finish_sum(rank.world, sum);
+  }));
+}
+
 TEST_CASE("late: a message that a rank has not sent before it left is an error") {
   const Environment environment{{"RINGREDUCE_TIMEOUT", "20"}};
   CHECK_NOTHROW(run_hosts({0, 1}, [](Rank& rank) {

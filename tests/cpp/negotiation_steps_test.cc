@@ -159,7 +159,7 @@ TEST_CASE("ranks that wait are not stuck while one of their operations is comple
   ranks[0].deadlock().detect();
   CHECK(ranks[0].deadlock().is_withdrawn());
   CHECK(ranks[1].deadlock().is_withdrawn());
-  CHECK(ranks[0].deadlock().withdraw_text().find("rank 1 waits in barrier 'alone' for rank 0") != std::string::npos);
+  CHECK(ranks[0].deadlock().verdict().text.find("rank 1 waits in barrier 'alone' for rank 0") != std::string::npos);
 }
 
 TEST_CASE("what a verdict has withdrawn is not complete when those who have raised the verdict join") {
@@ -171,10 +171,52 @@ TEST_CASE("what a verdict has withdrawn is not complete when those who have rais
   REQUIRE(ranks[2].deadlock().is_withdrawn());
   for (int r = 0; r < 2; ++r) {
     CHECK(ranks[r].deadlock().unblock(false) == true);
-    ranks[r].joins().join(ranks[r].deadlock().withdraw_unnamed());
+    ranks[r].joins().join(ranks[r].deadlock().verdict().unnamed);
   }
   CHECK_FALSE(ranks[2].requests().complete(alone));
   CHECK(ranks[2].requests().complete(complete[2]));
+}
+
+TEST_CASE("what a verdict has withdrawn of a rank that has joined is not complete when all have joined") {
+  Ranks ranks({0, 0, 0});
+  const Ticket alone = ranks.announce(2, 0);
+  ranks[2].joins().join(1);
+  for (int r = 0; r < 2; ++r) ranks[r].deadlock().block(ranks.announce(r, "name " + std::to_string(r)), 0);
+  ranks[0].deadlock().detect();
+  for (int r = 0; r < 2; ++r) {
+    REQUIRE(ranks[r].deadlock().unblock(false) == true);
+    ranks[r].joins().join(ranks[r].deadlock().verdict().unnamed);
+  }
+  CHECK_FALSE(ranks[2].requests().has_announced(alone, 2));
+  CHECK_FALSE(ranks[2].requests().complete(alone));
+  CHECK(ranks[2].deadlock().verdict().unnamed == 1);
+}
+
+// One thread of a rank sees that all have announced it, and loses its core before it has the lock.
+TEST_CASE("an operation that all ranks have been through is not appended once more") {
+  Ranks ranks({0, 0});
+  uint64_t next = 0;
+  const auto announce_all = [&] {
+    ranks.announce(0, next);
+    return ranks.announce(1, next++);
+  };
+  for (int round = 0; round < 50; ++round) {
+    const Ticket ticket = announce_all();
+    std::atomic<bool> has_begun{false};
+    std::thread appending;
+    ranks[0].segment().locked([&] {
+      appending = std::thread([&] {
+        has_begun = true;
+        ranks[1].log().append(ticket);
+      });
+      wait_for([&] { return has_begun.load(); });
+      while (next % kUnnamedSlots != ticket.request_slot) announce_all();
+      announce_all();
+      return true;
+    });
+    appending.join();
+  }
+  CHECK(ranks.control.header().log_tail.load() == 0);
 }
 
 TEST_CASE("an entry of the log is not overwritten before every rank has been through it") {

@@ -58,6 +58,50 @@ TEST_CASE("news: what the ranks of a host announce of one short operation goes o
   CHECK(told(listener) == Told{{FrameType::kUnnamed, 2}, {FrameType::kJoined, 2}});
 }
 
+TEST_CASE("news: only what the ranks of a host will announce can wait for it") {
+  Listener listener;
+  announce(listener, 2, "a");
+  CHECK_FALSE(listener.relay().is_patient());
+  listener.hear_once();
+  CHECK(listener.relay().is_patient());
+  listener.control().header().notes.fetch_add(1);  // rank 3 is about to leave a note, and rings nobody when it does
+  listener.hear_once();
+  CHECK(listener.relay().has_backlog());
+  CHECK_FALSE(listener.relay().is_patient());
+}
+
+TEST_CASE("news: a host awaits others for as long as a short operation misses them") {
+  Listener listener;
+  CHECK_FALSE(listener.relay().awaits_others());
+  const Ticket unnamed = listener.rank(2).announce_unnamed(0, small_sum(), nullptr, 0);
+  listener.rank(2).announce_unnamed(1, small_sum(), nullptr, 0);
+  told(listener);
+  CHECK_FALSE(listener.relay().awaits_others());  // one of its own comes first
+  listener.rank(3).announce_unnamed(0, small_sum(), nullptr, 0);
+  told(listener);
+  CHECK(listener.relay().awaits_others());
+  const ControlSegment& control = listener.control();
+  const auto announce_elsewhere = [&](Ticket ticket) {
+    for (const int r : {0, 1}) control.head(ticket.request_slot, r).tag = ticket.tag;
+  };
+  announce_elsewhere(unnamed);
+  CHECK_FALSE(listener.relay().awaits_others());
+  bool log_full = false;
+  const Ticket named = listener.rank(2).announce_named("a", small_sum(), nullptr, 0, false, log_full);
+  told(listener);
+  CHECK_FALSE(listener.relay().awaits_others());
+  announce(listener, 3, "a");
+  told(listener);
+  CHECK(listener.relay().awaits_others());
+  announce_elsewhere(named);
+  CHECK_FALSE(listener.relay().awaits_others());
+  listener.rank(3).announce_unnamed(1, small_sum(), nullptr, 0);
+  told(listener);
+  CHECK(listener.relay().awaits_others());
+  for (const int r : {2, 3}) control.head(1, r).tag = 0;  // a verdict has withdrawn it
+  CHECK_FALSE(listener.relay().awaits_others());
+}
+
 TEST_CASE("news: what comes after a note that a rank is about to leave waits for it") {
   Listener listener;
   const ControlSegment& control = listener.control();

@@ -13,12 +13,16 @@ Environment::Environment(std::initializer_list<std::pair<const char*, std::strin
   for (const auto& [name, value] : values) set(name, value);
 }
 Environment::~Environment() {
-  for (const auto& name : names_) ::unsetenv(name.c_str());
+  for (auto one = before_.rbegin(); one != before_.rend(); ++one) {
+    const auto& [name, value] = *one;
+    value ? ::setenv(name.c_str(), value->c_str(), 1) : ::unsetenv(name.c_str());
+  }
 }
 
 void Environment::set(const std::string& name, const std::string& value) {
+  const char* const before = std::getenv(name.c_str());
+  before_.emplace_back(name, before == nullptr ? std::nullopt : std::optional<std::string>(before));
   ::setenv(name.c_str(), value.c_str(), 1);
-  names_.push_back(name);
 }
 
 void run_threads(int size, const std::function<void(int)>& body) {

@@ -10,6 +10,7 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -32,7 +33,7 @@ class Environment {
 
  private:
   void set(const std::string& name, const std::string& value);
-  std::vector<std::string> names_;
+  std::vector<std::pair<std::string, std::optional<std::string>>> before_;
 };
 
 struct Rank {

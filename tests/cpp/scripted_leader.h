@@ -87,7 +87,7 @@ class Listener : public Script {
     links[static_cast<size_t>(1 - hosts_.mine)] = std::make_unique<ScriptedLink>(*this);
     for (const int r : hosts_.here()) control_.line(r).attendance = Attendance::kPresent;
     relay_ = std::make_unique<HostRelay>(control_, hosts_, *own_, std::move(links), 1.0, recorder,
-                                         RecordedGroup{7, "", 0, {15, 16, 17, 18}});
+                                         RecordedGroup{7, "", 0, {15, 16, 17, 18}}, false);
   }
 
   // Hears what was said, and says what there is to say. What it finds wrong, or "".
@@ -101,6 +101,7 @@ class Listener : public Script {
     }
   }
   void hear_once() { relay_->progress(); }
+  HostRelay& relay() { return *relay_; }
   // As a leader that leaves: whether it has said all that anybody takes.
   bool pass_on() { return relay_->pass_on(false); }
   const ControlSegment& control() const { return control_; }

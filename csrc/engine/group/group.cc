@@ -121,7 +121,7 @@ std::unique_ptr<HostRelay> Group::make_relay() {
   // One group's leaders tell the clocks of all hosts.
   Recorder* const recorder = id_ == 0 ? &context_.recorder() : nullptr;
   return std::make_unique<HostRelay>(control_, hosts_, negotiation_, std::move(links), late_s, recorder,
-                                     resources_.recorded_group);
+                                     resources_.recorded_group, context_.do_links_ring());
 }
 
 // Ranks are the world's, which is what callers speak of.
@@ -150,7 +150,7 @@ std::string Group::calls_text() {
 }
 
 bool Group::progress(bool from_engine) {
-  bool moved = relay_.progress();
+  bool moved = relay_.progress(from_engine);
   if (has_failed(control_)) return fail_pending() || moved;
   try {
     moved |= executor_.deliver_messages();
@@ -183,7 +183,7 @@ void Group::housekeep() {
   try {
     control_.line(rank_).seen_ns.store(now_ns(), std::memory_order_relaxed);
     if (relay_.exists()) relay_.host()->look_for_deadlock();
-    relay_.progress();
+    relay_.progress(false);
     if (!has_failed(control_)) watchdog_.look();
   } catch (const std::exception& error) {
     parts_.fail(error);

@@ -83,7 +83,7 @@ class Group {
   // Whether the engine should go on while nobody waits.
   bool is_busy() const {
     return pending_counts_.operations.load(std::memory_order_relaxed) != 0 || joining_.is_joining() ||
-           relay_.has_backlog();
+           relay_.has_backlog() || relay_.must_fetch();
   }
   bool is_joining() const { return joining_.is_joining(); }
   // Links to other hosts ring no bell: while there is work, somebody has to look.

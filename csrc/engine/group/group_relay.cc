@@ -18,15 +18,25 @@ constexpr double kFlushS = 0.1;   // they have so long to take what it says last
 bool GroupRelay::has_rest() const {
   const Hosts& hosts = parts_.from.hosts;
   if (!hosts.several()) return false;
-  const auto is_untold = [this](int rank) {
-    const Outbox& outbox = parts_.control().outbox(rank);
-    return outbox.read.load(std::memory_order_acquire) != outbox.written.load(std::memory_order_acquire);
-  };
   if (is_watermark_due()) return true;
   if (!exists()) return is_untold(parts_.from.rank);
   // What is held back for other ranks of this host goes out with what they announce.
-  return (has_backlog() && !is_patient_.load(std::memory_order_relaxed)) || parts_.context.is_in_transit() ||
-         std::any_of(hosts.here().begin(), hosts.here().end(), is_untold);
+  return (has_backlog() && !is_patient_.load(std::memory_order_relaxed)) ||
+         (must_fetch() && !is_fetched_.load(std::memory_order_relaxed)) || parts_.context.is_in_transit() ||
+         std::any_of(hosts.here().begin(), hosts.here().end(), [this](int rank) { return is_untold(rank); });
+}
+
+bool GroupRelay::is_untold(int rank) const {
+  const Outbox& outbox = parts_.control().outbox(rank);
+  return outbox.read.load(std::memory_order_acquire) != outbox.written.load(std::memory_order_acquire);
+}
+
+bool GroupRelay::has_leader_announced(Ticket ticket) const {
+  return parts_.control().head(ticket.request_slot, parts_.from.hosts.leader_here()).tag.load() >= ticket.tag;
+}
+
+bool GroupRelay::is_overlooked(Ticket ticket) const {
+  return parts_.from.hosts.several() && !exists() && is_untold(parts_.from.rank) && has_leader_announced(ticket);
 }
 
 // An engine that sleeps while some operation is under way sleeps on the bell of the callers.
@@ -44,9 +54,7 @@ void GroupRelay::hand_over(Ticket asynchronous) const {
   if (!has_rest()) return;
   // The leader's own request, which the operation needs, makes it read all notes. The caller has had a full fence since
   // its own one: one of the two sees the other.
-  const uint64_t of_leader =
-      parts_.control().head(asynchronous.request_slot, parts_.from.hosts.leader_here()).tag.load();
-  if (exists() || of_leader >= asynchronous.tag || is_watermark_due()) wake_leader();
+  if (exists() || has_leader_announced(asynchronous) || is_watermark_due()) wake_leader();
 }
 
 void GroupRelay::tell_rest() const {
@@ -63,19 +71,26 @@ bool GroupRelay::is_watermark_due() const {
   return watermark >= watermark_due_.load(std::memory_order_relaxed);
 }
 
-bool GroupRelay::progress() {
+bool GroupRelay::progress(bool from_engine) {
   if (relay_ == nullptr || is_broken_) return false;
   try {
     const bool moved = relay_->progress();
     backlog_.store(relay_->has_backlog() && !has_failed(parts_.control()), std::memory_order_relaxed);
     is_patient_.store(relay_->is_patient(), std::memory_order_relaxed);
+    set_must_fetch(relay_->awaits_others() && !has_failed(parts_.control()), from_engine);
     watermark_due_.store(relay_->watermark_due(), std::memory_order_relaxed);
     return moved;
   } catch (const std::exception& error) {
     parts_.fail(error);
     backlog_.store(false, std::memory_order_relaxed);
+    set_must_fetch(false, from_engine);
     return false;
   }
+}
+
+void GroupRelay::set_must_fetch(bool must, bool from_engine) {
+  must_fetch_.store(must, std::memory_order_relaxed);
+  if (!must || from_engine) is_fetched_.store(must, std::memory_order_relaxed);
 }
 
 // MPI_Finalize may hang where messages are left that nobody has taken (MPICH 4.0.2).

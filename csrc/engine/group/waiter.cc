@@ -15,7 +15,9 @@
 namespace rr {
 namespace {
 constexpr int64_t kToldNs = 2'000'000'000;  // hosts tell each other of an operation after a second (kLateS in group.cc)
-constexpr double kVerdictS = 10.0;          // the hosts take so long to settle a verdict, at most
+constexpr int64_t kQuickToldNs = 300'000'000;  // of a quick one at once, or when an engine that sleeps looks around
+constexpr int64_t kOverlookedNs = 500'000;     // so long a leader that is at work may not look at its ranks' notes
+constexpr double kVerdictS = 10.0;             // the hosts take so long to settle a verdict, at most
 // What all ranks are in when its call is interrupted has so long to end.
 constexpr double kFinishS = 10.0;
 
@@ -27,12 +29,12 @@ std::string Waiter::call_text(const Operation& operation) const {
          (parts_.from.id == 0 ? "" : " of process set [" + some_of(parts_.from.world_ranks) + "]");
 }
 
-// World ranks. The requests of another host for the log are known here once all its ranks have called, or the operation
-// takes long: until then nobody there is missed.
+// World ranks. The requests of another host are known here a while later, those for the log once all its ranks have
+// called, or the operation takes long: until then nobody there is missed.
 std::vector<int> Waiter::missing_for_sure(const Operation& operation) const {
   std::vector<int> missing = parts_.members.missing(operation);
-  const bool is_known = operation.ticket.tag == 0 || operation.quick || !parts_.from.hosts.several() ||
-                        now_ns() - operation.submitted_ns > kToldNs;
+  const bool is_known = operation.ticket.tag == 0 || !parts_.from.hosts.several() ||
+                        now_ns() - operation.submitted_ns > (operation.quick ? kQuickToldNs : kToldNs);
   if (is_known) return missing;
   const Hosts& hosts = parts_.context.world().hosts();
   missing.erase(std::remove_if(missing.begin(), missing.end(), [&](int rank) { return !hosts.is_here(rank); }),
@@ -41,9 +43,12 @@ std::vector<int> Waiter::missing_for_sure(const Operation& operation) const {
 }
 
 std::string Waiter::pending_text(const Operation& operation, double timeout_s) const {
-  const std::string missing = list_of(missing_for_sure(operation));
+  const std::vector<int> missing = missing_for_sure(operation);
+  const Hosts& hosts = parts_.context.world().hosts();
+  const bool are_all_here = std::all_of(missing.begin(), missing.end(), [&](int rank) { return hosts.is_here(rank); });
   return parts_.from.where(operation) + " is still pending after " + seconds_text(timeout_s) + " s" +
-         (missing.empty() ? "" : "; missing rank(s): " + missing);
+         (missing.empty() ? "" : "; missing rank(s): " + list_of(missing)) +
+         (are_all_here ? "" : " (of other hosts, a call of the last 2 s may not be known here)");
 }
 
 // Behind "waits ".
@@ -119,17 +124,28 @@ bool Waiter::wait_until_finished(Operation& operation, double timeout_s, Interru
       parts_.negotiation.deadlock().detect();
     }
   };
+  // A leader that waits as well soon reads the note. Another one's engine is woken.
+  int64_t overlooked_ns = 0;  // since when
+  const auto is_overlooked = [&] {
+    const bool is = !is_message && operation.quick && relay_.is_overlooked(operation.ticket);
+    const int64_t now = is ? now_ns() : 0;
+    if (!is || overlooked_ns == 0) overlooked_ns = now;
+    if (now - overlooked_ns < kOverlookedNs) return is;
+    relay_.hand_over();
+    overlooked_ns = now;
+    return false;
+  };
   bool in_time = false;
   try {
     in_time = parts_.context.wait_loop().wait_until(
         finished, parts_.has_work, timeout_s < 0 ? Deadline::never() : Deadline::after_s(std::max(timeout_s, 1e-9)),
-        interrupt, parts_.ranks_outnumber_cores, tick);
+        interrupt, parts_.ranks_outnumber_cores, tick, is_overlooked);
   } catch (...) {
     if (blocked) unblock();
     throw;
   }
   if (blocked && unblock())
-    throw MismatchError(parts_.negotiation.deadlock().withdraw_text() + " " + parts_.from.where(operation));
+    throw MismatchError(parts_.negotiation.deadlock().verdict().text + " " + parts_.from.where(operation));
   return in_time;
 }
 
@@ -284,7 +300,7 @@ void Waiter::give_back_name(const Operation& operation) {
 
 void Waiter::wait_until(const std::function<bool()>& done, Interrupt interrupt, const std::function<void()>& tick) {
   parts_.context.wait_loop().wait_until(done, parts_.has_work, Deadline::never(), interrupt,
-                                        parts_.ranks_outnumber_cores, tick, WaitLoop::Rings::kNotAlways);
+                                        parts_.ranks_outnumber_cores, tick, [] { return true; });
 }
 
 void Waiter::wait_for_window(GroupParts::Locked& submitted, bool eager, Operation& waiting, Interrupt interrupt) {

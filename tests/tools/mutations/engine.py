@@ -142,9 +142,24 @@ ROWS = (
     Mutation(
         "verdict-before-a-join",
         "csrc/negotiation/deadlock.cc",
-        "    withdraw_unnamed_of(r);\n",
-        "",
+        "    withdraw_unnamed_of(r);\n    if (hosts_",
+        "    if (hosts_",
         ("negotiation_steps_test::what a verdict has withdrawn",),
+    ),
+    Mutation(
+        "verdict-behind-a-join",
+        "csrc/negotiation/deadlock.cc",
+        "      withdraw_unnamed_of(r);\n      continue;\n",
+        "      continue;\n",
+        ("deadlock_hosts_test::stuck: what a rank alone",),
+        limit_s=40,
+    ),
+    Mutation(
+        "appended-once-more",
+        "csrc/negotiation/operation_log.cc",
+        "return requests_.is_overwritten(ticket) || append_locked(ticket, participants);",
+        "return append_locked(ticket, participants);",
+        ("negotiation_steps_test::an operation that all ranks",),
     ),
     Mutation(
         "false-deadlock",

@@ -366,8 +366,8 @@ ROWS = (
     Mutation(
         "quick-in-transit",
         "csrc/engine/group/group_relay.cc",
-        " || parts_.context.is_in_transit() ||",
-        " ||",
+        "         parts_.context.is_in_transit() ||\n",
+        "",
         ("hand_over_hosts_test::a quick call",),
     ),
     Mutation(
@@ -409,9 +409,38 @@ ROWS = (
     Mutation(
         "asynchronous-too-early",
         "csrc/engine/group/group_relay.cc",
-        "if (exists() || of_leader >= asynchronous.tag || is_watermark_due()) wake_leader();",
+        "if (exists() || has_leader_announced(asynchronous) || is_watermark_due()) wake_leader();",
         "wake_leader();",
         ("hand_over_hosts_test::an asynchronous call before",),
+    ),
+    Mutation(
+        "unfetched",
+        "csrc/engine/group/group_relay.cc",
+        "!parts_.context.has_ringing_links() && relay_->awaits_others()",
+        "false && relay_->awaits_others()",
+        ("hand_over_hosts_test::an engine looks",),
+        limit_s=40,
+    ),
+    Mutation(
+        "overlooked",
+        "csrc/engine/group/waiter.cc",
+        "if (std::exchange(was_overlooked, true)) relay_.hand_over();",
+        "",
+        ("hand_over_hosts_test::a rank that waits for what",),
+    ),
+    Mutation(
+        "others-awaited-too-early",
+        "csrc/relay/rank_news.cc",
+        "return requests.complete_here(ticket, &participants) && !is_over(ticket);",
+        "return !is_over(ticket);",
+        ("rank_news_test",),
+    ),
+    Mutation(
+        "patient-with-a-gap",
+        "csrc/relay/host_relay.cc",
+        "if (!parts_.are_notes_passed_on() || has_ordered_entries() || parts_.sequencer.is_log_full()) return true;",
+        "",
+        ("rank_news_test::news: only what",),
     ),
     Mutation(
         "rows-believed",
