@@ -87,9 +87,8 @@ def _addresses(name: str) -> list[str]:
 
 def _source(ip: str) -> str:
     """The address that packets to another bear as their source; "" where there is no route. Nothing is sent."""
-    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     try:
-        with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
+        with socket.socket(_family(ip), socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
             probe.connect((ip, 9))
             return str(probe.getsockname()[0])
     except OSError:  # there is no such route, or no IPv6
@@ -106,12 +105,25 @@ def _is_of_this_host(ip: str) -> bool:
 
 
 def is_own(ip: str) -> bool:
-    """Whether it is an address, and of an interface here. Asks no name server."""
-    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    """Whether it is an address, and of an interface here. Asks no name server.
+
+    Where net.ipv4.ip_nonlocal_bind is 1, bind() takes any address. What this host sends to an address of its own bears
+    that address as its source, or a loopback address.
+    """
     try:
-        socket.inet_pton(family, ip.partition("%")[0])  # bind() would look a name up
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
+        packed = _packed(ip)  # bind() would look a name up
+        with socket.socket(_family(ip), socket.SOCK_STREAM) as probe:
             probe.bind((ip, 0))
     except OSError:
         return False
-    return True
+    source = _source(ip)
+    return source.startswith("127.") or source == "::1" or (bool(source) and _packed(source) == packed)
+
+
+def _family(ip: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in ip else socket.AF_INET
+
+
+def _packed(ip: str) -> bytes:
+    """The bytes of an address. Raises OSError where it is none."""
+    return socket.inet_pton(_family(ip), ip.partition("%")[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -178,6 +179,38 @@ def test_hostfile(tmp_path: Path) -> None:
 def test_which_hosts_are_this_one() -> None:
     assert all(map(is_this_host, ("localhost", "127.0.0.1", "127.3.2.1", "::1", socket.gethostname())))
     assert not any(map(is_this_host, ("remote", "10.0.0.1", "localhost.example.com")))
+
+
+OWN = ["10.9.0.1", "fd00:9::1", "FD00:9::1", "127.3.2.1"]
+OTHERS = ["10.9.0.2", "192.0.2.1", "fd00:9::2", "2001:db8::1"]
+ANY_ADDRESS_IS_BOUND = f"""
+import pathlib, subprocess
+from ringreduce.launch.hosts import is_this_host
+
+for family in ("ipv4", "ipv6"):
+    try:
+        pathlib.Path(f"/proc/sys/net/{{family}}/ip_nonlocal_bind").write_text("1")
+    except OSError as error:
+        print(f"no sysctl: {{error}}")
+        raise SystemExit
+for words in ("link set lo up", "addr add 10.9.0.1/24 dev lo", "addr add fd00:9::1/64 dev lo nodad"):
+    subprocess.run(["ip", *words.split()], check=True)
+for words in ("route add 192.0.2.0/24 dev lo", "-6 route add 2001:db8::/32 dev lo"):  # there is a way to strangers
+    subprocess.run(["ip", *words.split()], check=True)
+print(*map(is_this_host, {OWN + OTHERS}))
+"""
+
+
+def test_addresses_of_others_that_may_be_bound_are_not_of_this_host() -> None:
+    """As where keepalived or HAProxy run: net.ipv4.ip_nonlocal_bind is 1. In a network namespace of its own."""
+    isolated = ["unshare", "--user", "--map-root-user", "--net"]
+    if not shutil.which("unshare") or completed([*isolated, "ip", "link"]).returncode:
+        pytest.skip("there can be no network namespace with `ip` in it here")
+    done = completed([*isolated, sys.executable, "-c", ANY_ADDRESS_IS_BOUND])
+    if done.stdout.startswith("no sysctl"):
+        pytest.skip(done.stdout.strip())
+    expected = [True] * len(OWN) + [False] * len(OTHERS)
+    assert done.stdout.split() == list(map(str, expected)), done.stderr
 
 
 def test_a_host_that_is_named_twice_is_one() -> None:
