@@ -62,7 +62,7 @@ class Launch(abc.ABC, Generic[AnyJob]):
         options = self.options
         with ExitStack() as files, signals_as_events(self.job.selector, self._on_signal), self.job:
             try:
-                copies = rank_copies(options.output_filename, options.ranks, self.report, files)
+                copies = rank_copies(options.output_filename, options.ranks, self._lose_copy, files)
             except OSError as error:
                 self.report(f"--output-filename {options.output_filename}: {error}")
                 return USAGE_STATUS
@@ -104,6 +104,10 @@ class Launch(abc.ABC, Generic[AnyJob]):
     def _lose_output(self, where: str, why: str) -> None:
         self._has_lost_output = True
         self.report(f"cannot write to {where}: {why}; the rest of the ranks' output there is lost")
+
+    def _lose_copy(self, why: str) -> None:
+        self._has_lost_output = True
+        self.report(f"{why}; the file ends here, the rank goes on")
 
     def _on_signal(self, signum: int) -> None:
         name = signal.Signals(signum).name

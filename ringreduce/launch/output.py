@@ -180,13 +180,13 @@ class Copy:
 
     Args:
         path: in a folder that is made where it is missing; what the file had is lost.
-        report: takes one line when the file can be written no longer; the rank goes on.
+        lost: takes the reason, with the path, when the file can be written no longer; the rank goes on.
     """
 
-    def __init__(self, path: Path, report: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, lost: Callable[[str], None]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        self._report = report
+        self._lost = lost
         self._file = path.open("wb", buffering=0)
 
     def write(self, data: bytes) -> None:
@@ -198,7 +198,7 @@ class Copy:
             while view:
                 view = view[self._file.write(view) :]
         except OSError as error:
-            self._report(f"{self._path}: {error.strerror}; the file ends here, the rank goes on")
+            self._lost(f"{self._path}: {error.strerror}")
             self._file.close()
 
     def close(self) -> None:
@@ -210,17 +210,17 @@ Copies: TypeAlias = Sequence[tuple[Copy | None, Copy | None]]
 """For each rank's stdout and stderr."""
 
 
-def rank_copies(folder: str | None, ranks: int, report: Callable[[str], None], stack: ExitStack) -> Copies:
+def rank_copies(folder: str | None, ranks: int, lost: Callable[[str], None], stack: ExitStack) -> Copies:
     """The files rank.N/stdout and rank.N/stderr in a folder, N padded with zeros. Without a folder there are none.
 
-    The stack closes them. Raises OSError where one cannot be made.
+    lost: as of Copy. The stack closes the files. Raises OSError where one cannot be made.
     """
     if folder is None:
         return [(None, None)] * ranks
     digits = len(str(ranks - 1))
     copies = []
     for rank in range(ranks):
-        out, err = (Copy(Path(folder, f"rank.{rank:0{digits}}", name), report) for name in ("stdout", "stderr"))
+        out, err = (Copy(Path(folder, f"rank.{rank:0{digits}}", name), lost) for name in ("stdout", "stderr"))
         stack.callback(out.close)
         stack.callback(err.close)
         copies.append((out, err))

@@ -26,6 +26,9 @@ from ringreduce.launch.remote.call import CallJob, call_orders
 from ringreduce.launch.spawn import new_rendezvous, rank_environment
 from ringreduce.launch.supervise import Supervisor
 
+SHOWN_LOSSES = 2
+"""Of the output that could not be written: with output_filename each rank has two files."""
+
 
 def run(
     fn: Callable[..., Any],
@@ -60,7 +63,8 @@ def run(
             for other hosts too, as of ringrun.
         start_timeout: seconds that init() waits for the other ranks (RINGREDUCE_INIT_TIMEOUT); on several hosts also
             those that a host may take to begin, without taking some of the call.
-        output_filename: a folder, for each rank's output as well: rank.N/stdout and rank.N/stderr in it.
+        output_filename: a folder, for each rank's output as well: rank.N/stdout and rank.N/stderr in it. A file that
+            cannot be written to its end is named in a RuntimeWarning.
         verbose: whether each rank's end is told on stderr.
         executable: the Python of the ranks; default: this one.
         timeout_s: seconds until the ranks are killed; None = no limit.
@@ -113,14 +117,14 @@ def run(
     sys.stderr.flush()
     with ExitStack() as stack:
         results = [Result(rank, stack) for rank in range(np)]
-        copies = rank_copies(output_filename, np, report, stack)
+        unwritten: list[str] = []
+        copies = rank_copies(output_filename, np, unwritten.append, stack)
         job: CallJob | Supervisor
         if spans_hosts:
             job = CallJob(call_orders(places, python, call, added, words), report, bool(verbose))
         else:
             job = Supervisor(GRACE_S, report, bool(verbose))
         stack.enter_context(job)
-        unwritten: list[str] = []
         out = Sink(STDOUT, job.selector, lambda why: unwritten.append(f"stdout: {why}"))
         err = Sink(STDERR, job.selector, lambda why: unwritten.append(f"stderr: {why}"))
         job.sinks += [out, err]
@@ -137,7 +141,7 @@ def run(
         if not in_time:
             raise TimeoutError(f"[run] {_late(job, np, timeout_s or 0)}")
         if job.why_lost or unwritten:
-            lost = "; ".join([*job.why_lost.values(), *unwritten])
+            lost = "; ".join([*job.why_lost.values(), *_shown(unwritten)])
             warnings.warn(f"run(): the end of the ranks' output may be missing: {lost}", RuntimeWarning, stacklevel=2)
         return [
             result.value(rank, job.why_lost.get(rank.host, "")) for rank, result in zip(job.ranks, results, strict=True)
@@ -157,6 +161,11 @@ def _late(job: CallJob | Supervisor, np: int, timeout_s: float) -> str:
         f"after {timeout_s:g} s all ranks had ended, but nobody had read all of their output, which goes to this "
         "process's stdout and stderr"
     )
+
+
+def _shown(losses: Sequence[str]) -> list[str]:
+    more = len(losses) - SHOWN_LOSSES
+    return [*losses[:SHOWN_LOSSES], f"and {more} more"] if more > 0 else list(losses)
 
 
 def _number_of_ranks(np: int | None, hosts: list[Host]) -> int:

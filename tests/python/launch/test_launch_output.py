@@ -104,7 +104,7 @@ def test_a_file_that_cannot_be_written_on_is_told_once_and_stops_nobody(tmp_path
         assert process.stdout is not None
         assert process.stdout.readline() == "one\n"
         out, err = process.communicate("two\n", timeout=HANG_S)
-    assert (process.returncode, out) == (0, "two\n")
+    assert (process.returncode, out) == (1, "two\n")
     assert err == f"ringrun: {tmp_path}/rank.0/stdout: No space left on device; the file ends here, the rank goes on\n"
 
 

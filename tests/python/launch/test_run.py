@@ -6,6 +6,7 @@ import atexit
 import builtins
 import os
 import pickle
+import re
 import signal
 import sys
 import time
@@ -186,6 +187,18 @@ def test_np_out_of_range(np: int) -> None:
 def test_output_appears(capfd: pytest.CaptureFixture[str]) -> None:
     run(print, args=("from a rank",), np=2)
     assert capfd.readouterr().out == "from a rank\n" * 2
+
+
+def test_files_of_the_output_that_cannot_be_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for rank in range(3):
+        (tmp_path / f"rank.{rank}").mkdir()
+        (tmp_path / f"rank.{rank}" / "stdout").symlink_to("/dev/full")
+    file = rf"{re.escape(str(tmp_path))}/rank\.\d/stdout: No space left on device"
+    words = rf"^run\(\): the end of the ranks' output may be missing: {file}; {file}; and 1 more$"
+    with pytest.warns(RuntimeWarning, match=words) as seen:
+        run(print, args=("from a rank",), np=3, output_filename=str(tmp_path))
+    assert [one.filename for one in seen] == [__file__]
+    assert capfd.readouterr().out == "from a rank\n" * 3
 
 
 def test_a_result_that_is_cut_is_none() -> None:
