@@ -35,8 +35,8 @@ TAKEN = (
     ForwardedOption("--timeline-filename", "HOROVOD_TIMELINE", "FILE", str),
 )
 
-CACHE_CAPACITY = ForwardedOption("--cache-capacity", "RINGREDUCE_CACHE_CAPACITY", "NAMES")
-"""Taken too, but for 0, by which Horovod remembers nothing."""
+CACHE_CAPACITY = ForwardedOption("--cache-capacity", "HOROVOD_CACHE_CAPACITY", "NAMES")
+"""Taken too, but for 0, by which Horovod remembers nothing. RINGREDUCE_CACHE_CAPACITY would limit names in flight."""
 _NO_CACHE = "no checks are remembered"
 _TIMES = "lines of the log have no time"
 

@@ -12,12 +12,15 @@ import warnings
 
 import pytest
 from horovod_names import PAGE
+from processes import completed
+from ranks import clean_environment
 
 from ringreduce import config
 from ringreduce.errors import Error, UnavailableError
 from ringreduce.horovod_variables import WITHOUT_EFFECT
 from ringreduce.job.environment import detect
 from ringreduce.launch import horovodrun, options, ringrun
+from ringreduce.launch.python import run_module
 
 VARIABLES = """
 ADASUM_MPI_CHUNK_SIZE AUTOTUNE AUTOTUNE_BAYES_OPT_MAX_SAMPLES AUTOTUNE_GAUSSIAN_PROCESS_NOISE AUTOTUNE_LOG
@@ -179,6 +182,25 @@ def test_a_cache_that_is_switched_off_by_its_capacity_is_no_error(capfd: pytest.
     assert capfd.readouterr().err == "ringrun: without effect here: --cache-capacity 0 (no checks are remembered)\n"
 
 
+MANY_IN_FLIGHT = """
+import numpy as np
+import ringreduce as rr
+
+rr.init()
+order = range(1100) if rr.rank() == 0 else reversed(range(1100))
+works = [rr.allreduce_async(np.ones(1), name=str(name), op=rr.Sum) for name in order]
+print({float(rr.synchronize(work)[0]) for work in works})
+"""
+
+
+@pytest.mark.parametrize("capacity", ["8", "1024"])
+def test_a_cache_of_few_names_does_not_limit_names_in_flight(capacity: str) -> None:
+    """Horovod's number is of what is remembered. Ours is of what is in flight too, which Horovod does not limit."""
+    words = ["-np", "2", "--cache-capacity", capacity, sys.executable, "-c", MANY_IN_FLIGHT]
+    done = completed([*run_module("ringreduce.launch.ringrun"), *words], env=clean_environment())
+    assert done.stdout == "{2.0}\n" * 2, done.stderr
+
+
 @pytest.mark.parametrize("option", ["--min-np=2", "--jsrun"])
 def test_an_option_that_cannot_be_met_is_status_2(option: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert ringrun.main(["-np", "1", option, "true"]) == 2
@@ -191,7 +213,7 @@ def test_values_are_those_of_the_knobs() -> None:
     words += ["--timeline-filename", "t.json", "--timeline-mark-cycles", "--timeline", "records"]
     assert options.read(["-np", "1", *words, "true"], "ringrun").variables == {
         "RINGREDUCE_FUSION_THRESHOLD": "2097152",
-        "RINGREDUCE_CACHE_CAPACITY": "99",
+        "HOROVOD_CACHE_CAPACITY": "99",
         "RINGREDUCE_INIT_TIMEOUT": "7.5",
         "RINGREDUCE_LOG_LEVEL": "debug",
         "RINGREDUCE_STALL_WARNING": "3",

@@ -286,7 +286,7 @@ def test_variables_that_go_to_other_hosts() -> None:
     found = orders(read, environ)
     assert found.variables == {
         "PATH": "/bin", "PYTHONPATH": "/mine", "NCCL_DEBUG": "INFO", "MINE": "1", "NEW": "a=b",
-        "RINGREDUCE_LOG_LEVEL": "debug", "RINGREDUCE_CACHE_CAPACITY": "7",
+        "RINGREDUCE_LOG_LEVEL": "debug", "HOROVOD_CACHE_CAPACITY": "7",
     }  # fmt: skip
     read = options.read(["-H", "elsewhere:2", "--encrypt", "true"], "ringrun")
     assert orders(read, {}).variables == {"RINGREDUCE_ENCRYPT": "on"}

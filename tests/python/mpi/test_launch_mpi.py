@@ -139,7 +139,7 @@ def test_what_the_user_has_set_stays() -> None:
     read = options.read(["--transport", "mpi", "-np", "1", "--cache-capacity", "99", "train"], "ringrun")
     environ = mpirun.environment(read, {"OMP_NUM_THREADS": "7"})
     assert environ["OMP_NUM_THREADS"] == "7"
-    assert environ["RINGREDUCE_CACHE_CAPACITY"] == "99"
+    assert environ["HOROVOD_CACHE_CAPACITY"] == "99"
 
 
 def test_within_a_rank_of_torchruns_the_ranks_are_mpiruns() -> None:
