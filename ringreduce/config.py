@@ -21,7 +21,7 @@ FRAMEWORKS = frozenset({"ringreduce", "torch", "tensorflow", "keras", "tf_keras"
 
 
 class Knob(NamedTuple):
-    """One variable, with its value as it is or would be read."""
+    """One variable, with its value as it is or would be read, but for a secret in it: shown() has left that out."""
 
     name: str
     value: str
@@ -43,8 +43,20 @@ def describe() -> list[Knob]:
     knobs = []
     for name, unit, range_, default, alias, meaning in _core.knobs():
         text, origin = running.get(name) or _read(name, alias, default)
-        knobs.append(Knob(name, text, origin, unit, range_, default, alias, meaning))
+        knobs.append(Knob(name, shown(name, text), origin, unit, range_, default, alias, meaning))
     return knobs
+
+
+def shown(name: str, text: str) -> str:
+    """The value of a knob as anybody may see it. RINGREDUCE_RENDEZVOUS holds the job's secret.
+
+    >>> shown("RINGREDUCE_RENDEZVOUS", "ringrun-7:00ff")
+    'ringrun-7:(secret)'
+    """
+    if name != "RINGREDUCE_RENDEZVOUS" or not text:
+        return text
+    address, colon, _ = text.rpartition(":")
+    return f"{address}{colon}(secret)"
 
 
 def value(name: str) -> Knob:

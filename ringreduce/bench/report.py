@@ -24,7 +24,7 @@ def meta() -> dict[str, Any]:
     """Facts about machine, versions, knobs and binding. Collective."""
     group = ringreduce.global_process_set.group
     given = [knob for knob in config.describe() if knob.origin != "default"]
-    knobs = {knob.name: knob.value for knob in given if knob.name != "RINGREDUCE_RENDEZVOUS"}  # the job's secret
+    knobs = {knob.name: knob.value for knob in given if knob.name != "RINGREDUCE_RENDEZVOUS"}  # another in each job
     binding = allgather_json(group, "bench.binding", machine.allowed_cores())
     hosts = len(set(state.require().hosts))
     return {**machine.facts(), "knobs": knobs, "ranks": group.size, "hosts": hosts, "binding": binding}

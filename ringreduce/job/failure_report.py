@@ -4,7 +4,8 @@
      "failure": "... lost rank 5: ...", "calls": "called allreduce 'gradient 3' #812 last",
      "sampled_s": 81.5, "waited_s": [...], "late_s": [...], "stats": {...}, "settings": {...}}
 
-waited_s and late_s are by rank, as of report(): how long the rank waited, and how long others waited for it.
+waited_s and late_s are by rank, as of report(): how long the rank waited, and how long others waited for it. The
+settings are shown without the job's secret.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def write(context: Context, rank: int, size: int) -> None:
         "waited_s": waited_s,
         "late_s": late_s,
         "stats": context.stats(),
-        "settings": {name: value for name, value, _ in context.settings()},
+        "settings": {name: config.shown(name, value) for name, value, _ in context.settings()},
     }
     path = os.path.join(
         os.path.expanduser(folder), f"ringreduce-{time.strftime('%Y%m%d-%H%M%S', now)}-rank-{rank}.json"
