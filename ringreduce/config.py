@@ -42,7 +42,7 @@ def describe() -> list[Knob]:
     running = {name: (text, origin) for name, text, origin in settings}
     knobs = []
     for name, unit, range_, default, alias, meaning in _core.knobs():
-        text, origin = running.get(name) or _read(name, alias, default)
+        text, origin = running.get(name) or _read(name, alias, default, os.environ)
         knobs.append(Knob(name, shown(name, text), origin, unit, range_, default, alias, meaning))
     return knobs
 
@@ -66,7 +66,17 @@ def value(name: str) -> Knob:
 
 def seconds(name: str) -> float:
     """The value of a knob in seconds. Raises InvalidArgumentError that names the variable."""
-    knob = value(name)
+    return _seconds(value(name))
+
+
+def others_seconds(name: str, environ: Mapping[str, str]) -> float:
+    """As seconds(), of a process that is to have these variables."""
+    row = next(row for row in _core.knobs() if row[0] == name)
+    _, unit, range_, default, alias, meaning = row
+    return _seconds(Knob(name, *_read(name, alias, default, environ), unit, range_, default, alias, meaning))
+
+
+def _seconds(knob: Knob) -> float:
     low, high = (float(bound) for bound in knob.range.split(".."))
     try:
         number = float(knob.value)
@@ -128,8 +138,8 @@ def users_level() -> int:
     return level
 
 
-def _read(name: str, alias: str, default: str) -> tuple[str, str]:
+def _read(name: str, alias: str, default: str, environ: Mapping[str, str]) -> tuple[str, str]:
     for variable in (name, alias):
-        if variable and variable in os.environ:
-            return os.environ[variable], variable
+        if variable and variable in environ:
+            return environ[variable], variable
     return default, "default"

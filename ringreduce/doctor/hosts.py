@@ -18,8 +18,6 @@ from ringreduce.launch.host_options import host_list, ringrun_words
 from ringreduce.launch.hosts import THIS_HOST, Host, is_this_host
 from ringreduce.launch.python import run_module
 
-NO_LIMIT_S = 3600.0  # where RINGREDUCE_INIT_TIMEOUT is 0
-
 
 def findings(args: argparse.Namespace) -> Iterator[Finding]:
     """Hosts first, then each pair. Raises InvalidArgumentError for a list that is none."""
@@ -48,7 +46,7 @@ def findings(args: argparse.Namespace) -> Iterator[Finding]:
 
 def _start_s() -> float:
     """How long ringrun waits for the hosts, and a moment for it to end."""
-    return (config.seconds("RINGREDUCE_INIT_TIMEOUT") or NO_LIMIT_S) + 30.0
+    return config.seconds("RINGREDUCE_INIT_TIMEOUT") + 30.0
 
 
 def _of_output(names: list[str], output: str, errors: str, status: int) -> Iterator[Finding]:

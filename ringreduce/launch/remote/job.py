@@ -63,7 +63,7 @@ class Orders:
     bind: bool
     ssh: ssh.Ssh
     start_s: float
-    """Until when all ranks have to be there; 0 = no limit."""
+    """Until when all ranks have to be there."""
     interfaces: Interfaces = field(default_factory=Interfaces)
     address: tuple[str, int] = ("", 0)
     """Where rank 0 listens, if the user has said it."""
@@ -227,8 +227,7 @@ class RemoteJob(Job[RemoteRank]):
             self._hosts[-1].streams = [_Stream(link, stream, kept) for stream in STREAMS]
             for stream, flow in zip(self._hosts[-1].streams, (*sinks, Flow(self.selector)), strict=True):
                 flow.attach(stream)
-        if self._orders.start_s > 0:
-            self.timers["start"] = (time.monotonic() + self._orders.start_s, self._on_late)
+        self.timers["start"] = (time.monotonic() + self._orders.start_s, self._on_late)
 
     def send(self, signum: int) -> None:
         """Sends a signal to every living rank and its children. Before all have been started, it may end the job."""
@@ -451,7 +450,7 @@ class RemoteJob(Job[RemoteRank]):
 
     def _on_late(self) -> None:
         """Not all ranks have been started in time."""
-        within = f"within {self._orders.start_s:g} s"
+        within = f"within {self._orders.start_s:g} s (--start-timeout or RINGREDUCE_INIT_TIMEOUT allows more)"
         silent = [host for host in self._hosts if host.number not in self._meeting.hosts]
         late = silent or [host for host in self._hosts if not host.has_begun()]
         names = ", ".join(host.name for host in late)

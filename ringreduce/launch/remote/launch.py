@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import selectors
 import shlex
 from collections.abc import Mapping
 from contextlib import ExitStack
 
+from ringreduce import config
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.tcp.interfaces import Interfaces
 from ringreduce.job.tcp.job import host_and_port
@@ -21,7 +21,6 @@ from ringreduce.launch.output import Lines
 from ringreduce.launch.remote.job import Orders, RemoteJob
 from ringreduce.launch.remote.ssh import Ssh
 
-START_S = 60.0
 INPUT_NBYTES = 1 << 16
 
 
@@ -40,7 +39,7 @@ def orders(options: argparse.Namespace, environ: Mapping[str, str], call: bytes 
         hosts=filled(options.host_list, options.ranks),
         bind=options.bind == "core",
         ssh=Ssh(_ssh_arguments(options)),
-        start_s=_start_s(variables.get("RINGREDUCE_INIT_TIMEOUT", "")),
+        start_s=config.others_seconds("RINGREDUCE_INIT_TIMEOUT", variables),
         interfaces=Interfaces.named(options.network_interface or "", variables),
         address=host_and_port(variables.get("RINGREDUCE_ADDRESS", "")),
         ports=allowed_ports(variables.get(VARIABLE, "")),
@@ -68,16 +67,6 @@ def _ssh_arguments(options: argparse.Namespace) -> list[str]:
             raise InvalidArgumentError(f"--ssh-port {options.ssh_port}: expected 1 to 65535")
         arguments += ["-p", str(options.ssh_port)]
     return [*arguments, "-i", options.ssh_identity_file] if options.ssh_identity_file else arguments
-
-
-def _start_s(text: str) -> float:
-    try:
-        seconds = float(text or START_S)
-        if not 0 <= seconds < math.inf:
-            raise ValueError
-    except ValueError:
-        raise InvalidArgumentError(f"RINGREDUCE_INIT_TIMEOUT={text} is not a number of seconds") from None
-    return seconds
 
 
 def why_no_interface(told: Orders) -> str:

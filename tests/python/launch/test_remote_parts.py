@@ -303,6 +303,18 @@ def test_variables_that_go_to_other_hosts() -> None:
         orders(read, {"RINGREDUCE_INIT_TIMEOUT": "soon"})
 
 
+def test_how_long_a_start_may_take_is_said_as_the_ranks_read_it() -> None:
+    def seconds(environ: dict[str, str], *words: str) -> float:
+        return orders(options.read(["-H", "elsewhere:2", *words, "true"], "ringrun"), environ).start_s
+
+    assert seconds({}) == 60
+    assert seconds({"HOROVOD_START_TIMEOUT": "600"}) == 600
+    assert seconds({"HOROVOD_START_TIMEOUT": "600", "RINGREDUCE_INIT_TIMEOUT": "90"}) == 90
+    assert seconds({"HOROVOD_START_TIMEOUT": "600"}, "--start-timeout", "7") == 7
+    with pytest.raises(InvalidArgumentError, match=re.escape("HOROVOD_START_TIMEOUT=0: expected a number in 0.1..1e6")):
+        seconds({"HOROVOD_START_TIMEOUT": "0"})
+
+
 ALL = ["eth0", "eth1", "ib0", "docker0"]
 NAMED = {
     ("", "", ""): ALL,
@@ -334,8 +346,9 @@ WRONG = [
     (["-x", "=3"], "-x =3: expected NAME or NAME=VALUE"),
     (["-x", "A B=3"], "expected NAME or NAME=VALUE"),
     (["-x", "RINGREDUCE_SIZE=5"], "-x RINGREDUCE_SIZE: ringrun sets this variable"),
-    (["--start-timeout", "-1"], "is not a number of seconds"),
-    (["--start-timeout", "nan"], "is not a number of seconds"),
+    (["--start-timeout", "-1"], "RINGREDUCE_INIT_TIMEOUT=-1: expected a number in 0.1..1e6 (s)"),
+    (["--start-timeout", "nan"], "RINGREDUCE_INIT_TIMEOUT=nan: expected a number in 0.1..1e6 (s)"),
+    (["--start-timeout", "0"], "RINGREDUCE_INIT_TIMEOUT=0: expected a number in 0.1..1e6 (s)"),
 ]
 
 
@@ -483,7 +496,8 @@ def test_a_host_that_never_answers_is_named_in_time(path: Path) -> None:
     done = ringrun_by(path, "echo 'still thinking' >&2; exec sleep 1000", "--start-timeout", "0.5")
     assert done.returncode == 255
     (line,) = done.stderr.splitlines()
-    assert line == "ringrun: no agent has answered from elsewhere within 0.5 s. ssh said: still thinking"
+    why = "no agent has answered from elsewhere within 0.5 s (--start-timeout or RINGREDUCE_INIT_TIMEOUT allows more)"
+    assert line == f"ringrun: {why}. ssh said: still thinking"
 
 
 def test_without_ssh(tmp_path: Path) -> None:
