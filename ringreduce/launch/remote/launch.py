@@ -38,7 +38,7 @@ def orders(options: argparse.Namespace, environ: Mapping[str, str], call: bytes 
         variables=variables,
         hosts=filled(options.host_list, options.ranks),
         bind=options.bind == "core",
-        ssh=Ssh(_ssh_arguments(options)),
+        ssh=Ssh(_ssh_arguments(options), variables),
         start_s=config.others_seconds("RINGREDUCE_INIT_TIMEOUT", variables),
         interfaces=Interfaces.named(options.network_interface or "", variables),
         address=host_and_port(variables.get("RINGREDUCE_ADDRESS", "")),

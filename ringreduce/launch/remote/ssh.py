@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ringreduce.launch.python import run_module
@@ -18,6 +18,10 @@ OPTIONS = (
     *("-o", "ServerAliveInterval=2"),  # a host that has vanished is noticed after 6 s
     *("-o", "ServerAliveCountMax=3"),
 )
+PYTHONS = ("LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE")
+"""Variables without which the agent's Python may not start, or not find its packages; the ranks get them later."""
+READ_IN_MANY_WAYS = frozenset("!\\\n\r")
+"""What shells do not agree on within single quotes."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +30,18 @@ class Ssh:
 
     arguments: Sequence[str] = ()
     """Of the user's; ssh takes the first value that it gets for an option, so they come first."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Of the ranks. Those of PYTHONS are the agent's too: a login without a terminal loads no modules."""
 
     def command(self, host: str) -> list[str]:
         """Starts an agent there.
 
         sh, bash, zsh, csh and fish read the last word alike, where Python's path has neither "!" nor a backslash.
         """
-        return ["ssh", *self.arguments, *OPTIONS, host, "exec " + shlex.join(run_module(AGENT))]
+        given = {name: self.variables[name] for name in PYTHONS if name in self.variables}
+        settings = [f"{name}={value}" for name, value in given.items() if not READ_IN_MANY_WAYS & set(value)]
+        words = [*(["env", *settings] if settings else []), *run_module(AGENT)]
+        return ["ssh", *self.arguments, *OPTIONS, host, "exec " + shlex.join(words)]
 
 
 def local_command() -> list[str]:
@@ -48,6 +57,11 @@ class Trouble(NamedTuple):
 
 
 TROUBLES = (
+    Trouble(
+        r"(?i)error (while )?loading shared librar",
+        cure="{python} does not find a shared library there: LD_LIBRARY_PATH goes along as it is here (`module load`, "
+        "or -x LD_LIBRARY_PATH=FOLDER), and has to name folders that are on all hosts",
+    ),
     Trouble(
         r"REMOTE HOST IDENTIFICATION HAS CHANGED",
         cure="the host has another key than ssh knows of it. If that is right (it was installed anew), forget the old "

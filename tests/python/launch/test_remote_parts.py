@@ -10,6 +10,7 @@ import os
 import re
 import selectors
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -409,6 +410,27 @@ def test_every_shell_starts_the_agent_from_the_same_words(shell: str) -> None:
     assert done.returncode == 1  # ringrun has gone
 
 
+def test_every_shell_gives_the_agent_the_variables_that_its_python_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of `module load python` on a cluster: without LD_LIBRARY_PATH its Python does not find libpython3.x.so."""
+    needed = {"LD_LIBRARY_PATH": "/apps/a b/it's:$HOME/lib", "PYTHONPATH": '/"mine";/x', "PYTHONHOME": "*"}
+    given = {**needed, "RINGREDUCE_LOG_LEVEL": "debug", "NCCL_DEBUG": "INFO"}
+    found = orders(options.read(["-H", "elsewhere:2", "true"], "ringrun"), given)
+    monkeypatch.setattr(ssh, "run_module", lambda name: ["printenv"])
+    words = found.ssh.command("elsewhere")[-1]
+    for shell in filter(shutil.which, SHELLS):
+        done = subprocess.run([shell, "-c", words], env={"PATH": os.environ["PATH"]}, stdout=-1, check=True, text=True)
+        seen = dict(line.split("=", 1) for line in done.stdout.splitlines())
+        assert {name: seen.get(name) for name in needed} == needed, shell
+        assert not seen.keys() & {"RINGREDUCE_LOG_LEVEL", "NCCL_DEBUG"}
+
+
+@pytest.mark.parametrize("odd", ["/a!b", "/a\\b", "/a\nb"])
+def test_what_shells_read_in_different_ways_is_for_the_ranks_alone(odd: str) -> None:
+    found = orders(options.read(["-H", "elsewhere:2", "true"], "ringrun"), {"LD_LIBRARY_PATH": odd})
+    assert found.ssh.command("elsewhere") == ssh.Ssh().command("elsewhere")
+    assert found.variables == {"LD_LIBRARY_PATH": odd}
+
+
 # --- What ssh says ----------------------------------------------------------------------------------------------------
 
 
@@ -426,6 +448,7 @@ def ringrun_by(path: Path, script: str, *arguments: str) -> subprocess.Completed
 
 
 HERE = 'exec sh -c "$WORDS"'
+NO_LIBRARY = "error while loading shared libraries: libpython3.11.so.1.0: cannot open shared object file"
 
 
 def test_one_other_host(path: Path) -> None:
@@ -454,6 +477,11 @@ SAID = {
     "no python (sh)": (f"sh: 1: exec: {sys.executable}: not found", f"there is no {PYTHON} there"),
     "no python (bash)": (f"bash: line 1: {sys.executable}: No such file or directory", f"there is no {PYTHON} there"),
     "no python (csh)": (f"{sys.executable}: Command not found.", f"there is no {PYTHON} there"),
+    "no libpython": (
+        f"{sys.executable}: {NO_LIBRARY}: No such file or directory",
+        f"{PYTHON} does not find a shared library there: .*LD_LIBRARY_PATH.*said: .*libpython3.11.so",
+    ),
+    "a libpython that is closed": (f"{sys.executable}: {NO_LIBRARY}: Permission denied", "LD_LIBRARY_PATH"),
     "anything": ("no such luck", "its agent has ended. ssh said: no such luck"),
 }
 
