@@ -132,6 +132,11 @@ def spans_hosts(place: Placement) -> bool:
     return place.local_size != place.size or place.cross_size != 1
 
 
+def has_torch_local_size(environ: Environ = os.environ) -> bool:
+    """Whether who has set RANK and WORLD_SIZE says too how many of the ranks are on this host, as torchrun does."""
+    return _TORCHRUN.local_rank in environ and _TORCHRUN.local_size in environ
+
+
 def launcher_size(environ: Environ = os.environ) -> tuple[str, int] | None:
     """Who started this process (as Placement.source) and as one of how many ranks; None without a launcher.
 

@@ -21,6 +21,7 @@ from ringreduce.job.handshake import (
     ALL_SENT,
     HELLO,
     MAGIC,
+    ON_SEVERAL_HOSTS,
     TIMED_OUT,
     Meeting,
     hello_mac,
@@ -216,8 +217,8 @@ class RendezvousServer:
         strangers = f" Turned away: {'; '.join(self._turned_away)}." if self._turned_away else ""
         return TimeoutError(
             f"{self._me}: {self._missing()} did not come to {self._meeting.where()} within "
-            f"{self._deadline.timeout_s:g} s (init() number {self._meeting.epoch}; all ranks must be on this host; "
-            "those that no common parent has started need init(job=...))."
+            f"{self._deadline.timeout_s:g} s (init() number {self._meeting.epoch}; {ON_SEVERAL_HOSTS}; "
+            "those of this host that no common parent has started need init(job=...))."
             f"{strangers}"
         )
 

@@ -87,22 +87,24 @@ def source(place: Placement, wanted: TcpWanted) -> Source | None:
                 "TCP: set RINGREDUCE_SECRET_FILE to a file that is the same on all hosts; make one with: " + NEW_SECRET
             )
         return None
-    if not spans and wanted.transport != "tcp" and not port:
-        return None
     if not spans and _is_known_to_be_here(place):
-        return "host"
+        return "host" if wanted.transport == "tcp" or port else None
     if not asked:
         return None
     raise UnavailableError(
         f"RINGREDUCE_TRANSPORT={wanted.transport}: nothing tells the ranks where rank 0 listens: set "
         "RINGREDUCE_ADDRESS=host:port, an address of rank 0's host, and RINGREDUCE_SECRET_FILE, a file with the job's "
-        "secret; the same on all ranks"
+        "secret; the same on all ranks. For ranks that are all on one host, leave RINGREDUCE_TRANSPORT at auto"
     )
 
 
 def _is_known_to_be_here(place: Placement) -> bool:
     """Whether somebody has said that all ranks are on this host, and not just nobody that they are not."""
-    return environment.rendezvous_secret() is not None or place.source not in ("arguments", "ringrun", "horovod")
+    if place.size == 1 or environment.rendezvous_secret() is not None:
+        return True
+    if place.source == "torchrun":  # RANK and WORLD_SIZE are set by many that say nothing of hosts
+        return environment.has_torch_local_size()
+    return place.source not in ("arguments", "ringrun", "horovod")
 
 
 def meet_ranks(told_by: Source, place: Placement, wanted: TcpWanted, count: int, timeout_s: float) -> Met:

@@ -499,6 +499,29 @@ def test_a_program_that_says_address_and_secret_itself(lab: Lab, secret: str) ->
         assert [process.communicate(timeout=HANG_S)[0] for process in ranks] == ["0 2 3\n", "1 2 3\n"]
 
 
+BY_VARIABLES = """
+import numpy as np
+import ringreduce
+with ringreduce.init() as world:
+    total = ringreduce.allreduce(np.full(9, world.rank + 1), op=ringreduce.Sum)
+    print(world.rank, world.cross_size, total[0])
+"""
+
+
+@needs_lab
+def test_rank_and_world_size_alone_with_an_address(lab: Lab, secret: str) -> None:
+    """As in the pods of a PyTorchJob."""
+    with contextlib.ExitStack() as stack:
+        ranks = []
+        for rank, host in enumerate("ab"):
+            places = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "23456"}
+            tcp = {"RINGREDUCE_ADDRESS": "a:29477", "RINGREDUCE_SECRET_FILE": secret}
+            words = ["env", *(f"{name}={value}" for name, value in {**places, **tcp}.items())]
+            ranks.append(stack.enter_context(lab.start(host, [*words, sys.executable, "-c", BY_VARIABLES])))
+            stack.callback(ranks[-1].kill)
+        assert [process.communicate(timeout=HANG_S)[0] for process in ranks] == ["0 2 3\n", "1 2 3\n"]
+
+
 # --- how an address is chosen -----------------------------------------------------------------------------------------
 
 
@@ -618,6 +641,29 @@ def test_mpis_ranks_are_connected_by_tcp_when_told(launcher: str) -> None:
     assert means(launcher, TWO, "auto", address="a:1", secret="file") == "address"
     assert means(launcher, ONE, "shm+tcp") is None
     assert means(launcher, ONE, "tcp") == "host"
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "arguments", "ringrun", "horovod"])
+@pytest.mark.parametrize("transport", ["shm+tcp", "tcp"])
+def test_ranks_of_whose_hosts_nobody_has_said_anything(launcher: str, transport: str) -> None:
+    """RANK and WORLD_SIZE alone, say, as in the pods of a PyTorchJob or as a script of Slurm's exports them."""
+    words = r"RINGREDUCE_ADDRESS=host:port.*RINGREDUCE_SECRET_FILE.*leave RINGREDUCE_TRANSPORT at auto"
+    for secret in ("", "file"):
+        with pytest.raises(UnavailableError, match=words):
+            means(launcher, ONE, transport, secret=secret)
+        assert means(launcher, ONE, transport, address="a:1", secret=secret) == "address"
+        assert means(launcher, ONE, "auto", secret=secret) is None
+    alone = Placement(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1, source=launcher, job="")
+    assert source(alone, TcpWanted("", "", "shm+tcp", None)) is None
+
+
+def test_torchrun_says_that_all_ranks_are_on_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(UnavailableError, match="RINGREDUCE_ADDRESS=host:port"):
+        means("torchrun", ONE, "tcp")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert means("torchrun", ONE, "shm+tcp", secret="file") is None
+    assert means("torchrun", ONE, "tcp") == "host"
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
