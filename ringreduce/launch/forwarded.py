@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.job.tcp.agents_secret import is_of_an_agent
 
 PREFIXES = (
     *("RINGREDUCE_", "HOROVOD_", "PYTHON", "OMP_", "MPI4PY_", "NCCL_", "CUDA_", "TORCH", "PYTORCH_", "TF_"),
@@ -21,13 +22,11 @@ PLACES = frozenset(
 """Variables of a job within which ringrun itself runs; its ranks have places of their own."""
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-OF_AN_AGENT = re.compile(r"/proc/\d+/fd/\d+")
-"""The secret's file of a job whose agents (remote/agent.py) have also said where its rank 0 listens."""
 
 
 def without_places(environ: Mapping[str, str]) -> dict[str, str]:
-    """All variables but those of another job."""
-    of_agent = OF_AN_AGENT.fullmatch(environ.get("RINGREDUCE_SECRET_FILE", ""))
+    """All variables but those of another job. Its agents (remote/agent.py) have also said where its rank 0 listens."""
+    of_agent = is_of_an_agent(environ.get("RINGREDUCE_SECRET_FILE", ""))
     others = PLACES | {"RINGREDUCE_SECRET_FILE", "RINGREDUCE_ADDRESS"} if of_agent else PLACES
     return {name: value for name, value in environ.items() if name not in others}
 

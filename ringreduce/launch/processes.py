@@ -32,8 +32,8 @@ class Processes:
     Args:
         selector: calls what handles an end.
         ended: takes each rank that has ended, in the order of their ends, when its output up to then has been read.
-        guarded: whether a Guardian kills the ranks' process groups where this process is killed: not where other
-            threads of it may fork.
+        guarded: whether a Guardian kills the ranks' process groups, and removes files, where this process is killed:
+            not where other threads of it may fork.
     """
 
     def __init__(self, selector: selectors.BaseSelector, ended: Callable[[Rank], None], guarded: bool = False) -> None:
@@ -67,8 +67,7 @@ class Processes:
         """
         # Until the rank is known here, so that a KeyboardInterrupt leaves nothing behind that close() does not kill.
         with signals_held() as release, self._exits.expect() as expected:
-            if self._guarded and self._guardian is None:
-                self._guardian = Guardian()
+            self._begin_to_guard()
 
             def first() -> None:
                 expected.add_myself()
@@ -81,6 +80,18 @@ class Processes:
             rank = Rank(number, os.uname().nodename, popen.pid, time.monotonic())
             self._processes[pidfd] = _Process(popen, rank, sources)
         return rank
+
+    def guard_file(self, path: str) -> None:
+        """Has the Guardian remove a file where this process is killed: the path is told before there is a file."""
+        with signals_held():
+            self._begin_to_guard()
+        if self._guardian is not None:
+            self._guardian.add_file(path)
+
+    def _begin_to_guard(self) -> None:
+        """To be called within signals_held()."""
+        if self._guarded and self._guardian is None:
+            self._guardian = Guardian()
 
     def alive(self) -> list[Rank]:
         """The ranks that have not ended."""

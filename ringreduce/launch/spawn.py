@@ -22,11 +22,15 @@ from ringreduce.launch.terminal import TAKEN
 
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 GUARD = """
-while read -r group; do
-    [ "$group" != done ] || exit 0
-    groups="$groups -$group"
+while read -r kind what; do
+    case $kind in
+    done) exit 0 ;;
+    group) groups="$groups -$what" ;;
+    file) set -- "$@" "$what" ;;
+    esac
 done
 [ -z "$groups" ] || kill -9 $groups
+[ $# = 0 ] || rm -f -- "$@"
 """
 _prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: a forked child should do as little as it can
 
@@ -90,7 +94,7 @@ def signals_held() -> Iterator[Callable[[], None]]:
 
 
 class Guardian:
-    """A small process that kills process groups when this one ends without close(), as by SIGKILL.
+    """A small process that kills process groups, and removes files, when this one ends without close(), as by SIGKILL.
 
     It sees the end of this process at a pipe, so no other process may inherit the pipe: not for a process in which
     other threads fork. To be made within signals_held(): the signals stay blocked there. Where there is no shell,
@@ -113,10 +117,15 @@ class Guardian:
 
     def add(self, group: int) -> None:
         """One more to kill. As long as this process lives, the number has to stay that group's."""
-        self._tell(f"{group}\n")
+        self._tell(f"group {group}\n")
+
+    def add_file(self, path: str) -> None:
+        """One more to remove, which need not be there yet."""
+        if "\n" not in path:
+            self._tell(f"file {path}\n")
 
     def close(self) -> None:
-        """Ends the guardian, which kills nothing. Idempotent."""
+        """Ends the guardian, which kills and removes nothing. Idempotent."""
         self._tell("done\n")
         if self._pipe >= 0:
             os.close(self._pipe)
@@ -127,7 +136,7 @@ class Guardian:
     def _tell(self, line: str) -> None:
         if self._pipe >= 0:
             with contextlib.suppress(BrokenPipeError):  # somebody has killed it
-                os.write(self._pipe, line.encode())
+                os.write(self._pipe, os.fsencode(line))
 
 
 def spawn(

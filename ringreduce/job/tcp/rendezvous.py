@@ -38,6 +38,7 @@ from ringreduce.job import places
 from ringreduce.job.deadline import CHECK_S, Deadline
 from ringreduce.job.handshake import same_mac, told_error
 from ringreduce.job.os_errors import errno_text
+from ringreduce.job.tcp.agents_secret import is_of_an_agent
 from ringreduce.job.tcp.dial import first_connected
 from ringreduce.job.tcp.listening_ports import ANY, VARIABLE, allowed_ports, listening, meeting_ports
 from ringreduce.job.tcp.unproven import NO_ROOM
@@ -199,6 +200,13 @@ def read_secret(path: str | os.PathLike[str]) -> bytes:
     import hashlib
 
     remedy = f"make one with: (umask 077; head -c 32 /dev/urandom | base64 > {os.fspath(path)})"
+    if is_of_an_agent(os.fspath(path)):
+        folder = os.path.dirname(path)
+        remedy = (
+            f"ringrun's agent has made it. This rank may be in a container that has not this host's {folder}: share "
+            "that folder with it (podman run --ipc=host has /dev/shm), or set RINGREDUCE_SECRET_FILE in the containers "
+            "of all ranks to a file that is the same in all"
+        )
     try:
         with open(path, "rb") as file:
             facts = os.fstat(file.fileno())

@@ -4,7 +4,7 @@ All orders come over standard input, all news go over standard output (messages.
 argument or variable. The agent starts the ranks of its host and tells how they fare; what is to be done about it,
 ringrun decides. Where ringrun is gone (the end of the input), or nobody takes the news, the agent kills its ranks and
 ends. So it does at a signal that asks it to end. Where the agent is killed, the kernel kills its ranks, and a guardian
-what they have started.
+what they have started; it also removes the secret's file.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from ringreduce.launch.processes import Processes
 from ringreduce.launch.remote.addresses import Gate, reasons_against
 from ringreduce.launch.remote.messages import GREETING, OUTPUT, OUTPUT_NBYTES, RESULT, Kind, Unpacker, packed
 from ringreduce.launch.remote.news import TEXT_CHARS
+from ringreduce.launch.remote.secret_file import SecretFile
 from ringreduce.launch.reports import Causes, Reports
 from ringreduce.launch.spawn import rank_environment
 from ringreduce.launch.terminal import signals_as_events
@@ -57,14 +58,6 @@ def main() -> int:
         return agent.run()
 
 
-def _secret_file(secret: str) -> str:
-    """A memory file that this user's processes can read while the agent lives, and that is on no disk."""
-    fd = os.memfd_create("ringreduce.secret", os.MFD_CLOEXEC)
-    os.fchmod(fd, 0o600)
-    os.write(fd, secret.encode())
-    return f"/proc/{os.getpid()}/fd/{fd}"
-
-
 class Agent:
     """The ranks of this host, and the two ends of the pipes to ringrun."""
 
@@ -82,6 +75,7 @@ class Agent:
         self._reports: Reports | None = None
         self._gate: Gate | None = None
         self._input: _Input | None = None
+        self._secret: SecretFile | None = None
         self._call = os.memfd_create(
             "ringreduce.run", os.MFD_CLOEXEC
         )  # what the ranks are to do; the agent's end closes it
@@ -97,6 +91,8 @@ class Agent:
     def __exit__(self, *_: object) -> None:
         if not self._is_finished:
             self._processes.kill_groups()
+        if self._secret is not None:
+            self._secret.remove()  # before the guardian ends, which would do so
         self._processes.close()
         for part in (self._gate, self._reports):
             if part is not None:
@@ -192,7 +188,12 @@ class Agent:
         base = without_places(os.environ) | order["variables"] | {"PWD": folder}
         base.pop("OLDPWD", None)
         if order["address"] is not None:
-            base |= {"RINGREDUCE_ADDRESS": order["address"], "RINGREDUCE_SECRET_FILE": _secret_file(order["secret"])}
+            try:
+                self._secret = SecretFile(order["secret"], self._processes.guard_file)
+            except OSError as error:
+                self._cannot_run(f"cannot write the job's secret: {error}; make room there, or set TMPDIR")
+                return
+            base |= {"RINGREDUCE_ADDRESS": order["address"], "RINGREDUCE_SECRET_FILE": self._secret.path}
         self._reports = Reports(order["rendezvous"], self._causes, self._selector)
         shares = cpu_shares(len(places)) if order["bind"] else [None] * len(places)
         for place, cpus in zip(places, shares, strict=True):

@@ -447,6 +447,23 @@ rr.barrier()
 """
 
 
+IN_CONTAINERS = """
+import ringreduce as rr
+import numpy as np
+with rr.init() as world:
+    print(world.rank, world.cross_size, rr.allreduce(np.ones(3), op=rr.Sum)[0])
+"""
+
+
+def test_ranks_in_user_namespaces_of_their_own(lab: Lab) -> None:
+    """As by `ringrun -H a:1,b:1 apptainer exec image python train.py`."""
+    isolated = ["unshare", "--user", "--map-root-user"]
+    if lab.run("a", [*isolated, "true"]).status:
+        pytest.skip("there can be no user namespaces here")
+    done = lab.run("a", command(lab, "-H", "a:1,b:1", *isolated, sys.executable, script(lab, IN_CONTAINERS)))
+    assert lines(done.output) == ["0 2 2.0", "1 2 2.0"]
+
+
 def test_the_secret_is_in_no_command_line_and_no_variable(lab: Lab) -> None:
     run = command(lab, "-H", "a:2,b:2", sys.executable, script(lab, TELLS))
     with lab.start("a", run, stdin=subprocess.PIPE) as process:

@@ -8,9 +8,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import shutil
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,12 +25,16 @@ import fake_agent
 import pytest
 from deadlines import HANG_S, SOON_S
 from fake_agent import path_with_ssh
+from ports import free_port
 from processes import completed, ends
 from ranks import clean_environment
 
-from ringreduce.errors import Error
+from ringreduce.errors import Error, InvalidArgumentError
 from ringreduce.job.deadline import Deadline
+from ringreduce.job.tcp.agents_secret import new_name
+from ringreduce.job.tcp.rendezvous import read_secret
 from ringreduce.launch.python import run_module
+from ringreduce.launch.remote import secret_file
 from ringreduce.launch.run import run as run_call
 
 RINGRUN = run_module("ringreduce.launch.ringrun")
@@ -356,3 +364,87 @@ def test_what_ranks_have_started_ends_with_ringrun_and_with_their_agent(tmp_path
         assert status == 255
         assert said[-1].startswith("ringrun: rank 0 on host")
         assert "was lost with its host: the connection to z has ended" in said[-1]
+
+
+# --- The secret's file ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def rank_with_a_secret(folder: Path, script: str) -> Iterator[tuple[subprocess.Popen[str], Path, int]]:
+    """A job whose rank 0 has a real agent: ringrun, the secret's file, the agent. The rank goes on by the script."""
+    words = ("-x", f"RINGREDUCE_ADDRESS=127.0.0.1:{free_port()}", "--grace", "0")
+    says = f"echo $PPID $RINGREDUCE_SECRET_FILE; {script}"
+    with running(folder, *words, "sh", "-c", says, hosts="z:1,x:1") as process:
+        assert process.stdout is not None
+        agent, path = process.stdout.readline().split()
+        yield process, Path(path), int(agent)
+
+
+def wait_until_gone(path: Path) -> None:
+    deadline = Deadline(HANG_S)
+    while path.exists():
+        assert not deadline.expired(), path
+        time.sleep(0.01)
+
+
+def test_only_its_user_reads_the_secret_and_its_file_ends_with_the_job(tmp_path: Path) -> None:
+    with rank_with_a_secret(tmp_path, "read line") as (process, path, _):
+        facts = path.stat()
+        assert stat.S_IMODE(facts.st_mode) == 0o600
+        assert facts.st_uid == os.geteuid()
+        assert re.fullmatch("[0-9a-f]{64}", path.read_text())
+        assert ended(process)[0] == 1
+    wait_until_gone(path)
+
+
+@pytest.mark.parametrize("victim", ["ringrun", "agent"])
+@pytest.mark.parametrize("word", ["KILL", "TERM", "QUIT"])
+def test_the_secrets_file_ends_with_ringrun_and_with_its_agent(tmp_path: Path, victim: str, word: str) -> None:
+    with rank_with_a_secret(tmp_path, "exec sleep 1000") as (process, path, agent):
+        assert path.exists()
+        os.kill(process.pid if victim == "ringrun" else agent, signal.Signals["SIG" + word])
+        ended(process)
+    wait_until_gone(path)
+
+
+OTHERS = {
+    "a user namespace": ["unshare", "--user", "--map-root-user"],
+    "a PID namespace": ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"],
+}
+
+
+@pytest.mark.parametrize("inside", OTHERS)
+def test_a_rank_in_a_container_reads_the_secret(tmp_path: Path, inside: str) -> None:
+    """As of `apptainer exec` and rootless podman."""
+    if not shutil.which("unshare") or completed([*OTHERS[inside], "true"]).returncode:
+        pytest.skip(f"there can be no {inside.removeprefix('a ')} here")
+    script = f'{shlex.join(OTHERS[inside])} cat "$RINGREDUCE_SECRET_FILE"'
+    with rank_with_a_secret(tmp_path, script) as (process, _, _):
+        _, out, err = ended(process)
+    assert re.fullmatch("[0-9a-f]{64}", out.strip()), err
+
+
+def test_a_file_of_an_agent_that_a_container_does_not_have_is_said_to_be_one() -> None:
+    path = f"/dev/shm/{new_name()}"
+    with pytest.raises(InvalidArgumentError) as caught:
+        read_secret(path)
+    text = str(caught.value)
+    assert text.startswith(f"the job's secret file cannot be read: [Errno 2] No such file or directory: '{path}'; ")
+    assert "a container that has not this host's /dev/shm" in text
+    assert "RINGREDUCE_SECRET_FILE" in text
+    assert "make one with" not in text
+
+
+def test_a_secret_where_there_is_no_room_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guarded: list[str] = []
+    monkeypatch.setattr(secret_file, "MEMORY", str(tmp_path / "missing"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made = secret_file.SecretFile("5ec2e7", guarded.append)
+    assert guarded[1:] == [made.path]
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["5ec2e7"]
+    made.remove()
+    made.remove()
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(FileNotFoundError):
+        secret_file.SecretFile("5ec2e7", guarded.append)

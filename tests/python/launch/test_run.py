@@ -18,6 +18,7 @@ import pytest
 
 import ringreduce
 from ringreduce.errors import Error, InvalidArgumentError, MismatchError, TimeoutError, UnavailableError
+from ringreduce.job.tcp.agents_secret import new_name
 from ringreduce.launch.call import Result
 from ringreduce.launch.job import Rank
 from ringreduce.launch.run import run
@@ -261,7 +262,7 @@ def test_variables_are_strings() -> None:
 
 
 def place_of_a_nested_job() -> list[Any]:
-    os.environ |= {"RINGREDUCE_ADDRESS": "192.0.2.1:5000", "RINGREDUCE_SECRET_FILE": "/proc/1/fd/7"}
+    os.environ |= {"RINGREDUCE_ADDRESS": "192.0.2.1:5000", "RINGREDUCE_SECRET_FILE": f"/dev/shm/{new_name()}"}
     return run(summed, args=(1,), np=2)
 
 
