@@ -10,9 +10,10 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from ringreduce import config
 from ringreduce.errors import Error, InvalidArgumentError, MismatchError, UnavailableError
 from ringreduce.job import communicators, environment, mpi, rendezvous
 from ringreduce.job.deadline import Deadline
@@ -53,6 +54,11 @@ def host_and_port(address: str) -> tuple[str, int]:
     if address[:1] == ":" and address[1:].isdecimal() and 0 < int(address[1:]) < 65536:
         return "", int(address[1:])
     return parse_address(address) if address else ("", 0)
+
+
+def init_timeout_s(environ: Mapping[str, str]) -> float:
+    """How long ranks with these variables wait for one another. Raises InvalidArgumentError that names the variable."""
+    return config.others_seconds("RINGREDUCE_INIT_TIMEOUT", environ)
 
 
 def source(place: Placement, wanted: TcpWanted) -> Source | None:

@@ -9,10 +9,9 @@ import shlex
 from collections.abc import Mapping
 from contextlib import ExitStack
 
-from ringreduce import config
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.tcp.interfaces import Interfaces
-from ringreduce.job.tcp.job import host_and_port
+from ringreduce.job.tcp.job import host_and_port, init_timeout_s
 from ringreduce.job.tcp.listening_ports import VARIABLE, allowed_ports
 from ringreduce.launch.forwarded import PLACES, asked_for, is_forwarded, without_places
 from ringreduce.launch.hosts import filled
@@ -39,7 +38,7 @@ def orders(options: argparse.Namespace, environ: Mapping[str, str], call: bytes 
         hosts=filled(options.host_list, options.ranks),
         bind=options.bind == "core",
         ssh=Ssh(_ssh_arguments(options), variables),
-        start_s=config.others_seconds("RINGREDUCE_INIT_TIMEOUT", variables),
+        start_s=init_timeout_s(variables),
         interfaces=Interfaces.named(options.network_interface or "", variables),
         address=host_and_port(variables.get("RINGREDUCE_ADDRESS", "")),
         ports=allowed_ports(variables.get(VARIABLE, "")),
