@@ -86,6 +86,7 @@ forks = 0
 _set_aside: list[Running] = []
 _on_fork: list[Callable[[Running, str], None]] = []
 _before_shutdown: list[Callable[[], None]] = []
+_before_join: list[Callable[[], None]] = []
 
 
 def require() -> Running:
@@ -118,6 +119,18 @@ def before_shutdown(finish: Callable[[], None]) -> None:
 def finish_work() -> None:
     """Calls what before_shutdown() has registered."""
     for finish in _before_shutdown:
+        finish()
+
+
+def before_join(finish: Callable[[], None]) -> None:
+    """Registers what join() calls first, and so do barrier(), remove_process_set() and the functions for objects: it
+    waits until what this thread has in flight is done, and raises its error."""
+    _before_join.append(finish)
+
+
+def finish_in_flight() -> None:
+    """Calls what before_join() has registered: a framework that starts work and returns before it has run."""
+    for finish in _before_join:
         finish()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ringreduce import state
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 
 
@@ -23,6 +24,7 @@ def broadcast_object(
         root_rank: global rank whose object it is.
         name: identifies the operation; None uses the order of calls.
     """
+    state.finish_in_flight()
     group = process_set.group
     submit = group.broadcast_async
     root = process_set.position(root_rank, "broadcast")
@@ -42,6 +44,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
         obj: any size; may differ in type between ranks.
         name: identifies the operation; None uses the order of calls.
     """
+    state.finish_in_flight()
     work = process_set.group.allgather_async(np.frombuffer(dumps(obj), np.uint8), name)
     work.wait()
     content, objects, start = memoryview(work.output or b""), [], 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ringreduce import state
 from ringreduce.collectives.buffers import empty, empty_like, native, readable, result
 from ringreduce.collectives.handles import Handle, Submitted, Works, numbered
 from ringreduce.collectives.ops import Average, check_op
@@ -166,6 +167,7 @@ def reduce_async(
 
 def barrier(process_set: ProcessSet = global_process_set, *, name: str | None = None) -> None:
     """Blocks until every rank of the process set has called it."""
+    state.finish_in_flight()
     process_set.group.barrier(name)
 
 
@@ -174,7 +176,8 @@ def join(process_set: ProcessSet = global_process_set) -> int:
 
     Until then the others' all-reduces go on without this rank: Sum, Min, Max and Product ignore it, Average still
     divides by the full size. Other collectives complete with an error on the ranks that call them. What this rank has
-    called before counts, on a GPU too. A join() that was interrupted is taken up by the next one.
+    called before counts, on a GPU and in compiled code of JAX too. A join() that was interrupted is taken up by the
+    next one.
 
     Returns:
         The global rank that joined last, the same on all ranks.
@@ -183,6 +186,7 @@ def join(process_set: ProcessSet = global_process_set) -> int:
         InvalidArgumentError: another thread of this rank is in join(). In the meantime so does every other operation
             of this rank on the set, send and recv excepted.
     """
+    state.finish_in_flight()
     last = process_set.ranks[process_set.group.join()]
     process_set.joins += 1
     return last

@@ -17,16 +17,17 @@ from ringreduce.common.needs import need
 
 need("jax", __name__, "'ringreduce[jax]'")
 
+from ringreduce.collectives.objects import allgather_object, broadcast_object
 from ringreduce.common import names
 from ringreduce.common.names import *  # noqa: F403  # its __all__ is part of the one below
 from ringreduce.jax import (
-    shutdown_hooks as shutdown_hooks,  # before any program is compiled, so that it runs in time at exit
+    hooks as hooks,  # before any program is compiled, so that it runs in time at exit
 )
 from ringreduce.jax.averaging import LocalSGD, LocalSGDState, diloco, local_sgd
 from ringreduce.jax.compression import Compression
 from ringreduce.jax.data_movement import allgather, alltoall, barrier, broadcast
 from ringreduce.jax.failures import named_errors
-from ringreduce.jax.functions import allgather_object, broadcast_object, broadcast_parameters
+from ringreduce.jax.functions import broadcast_parameters
 from ringreduce.jax.optimizer import AccumulationState, GradientTransformation, distributed
 from ringreduce.jax.reductions import allreduce, grouped_allreduce, reducescatter
 from ringreduce.jax.versions import MECHANISM

@@ -1,4 +1,4 @@
-"""Parameters and Python objects from one rank to all, or from all to all."""
+"""Parameters from one rank to all."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from typing import Any
 
 import jax
 
-from ringreduce.collectives import objects
-from ringreduce.jax import failures
 from ringreduce.jax.data_movement import broadcast_all
 from ringreduce.jax.operands import mark_of
 from ringreduce.job.process_sets import ProcessSet, global_process_set
@@ -38,26 +36,6 @@ def broadcast_parameters(
         for leaf, output, is_key in zip(leaves, outputs, keys, strict=True)
     ]
     return jax.tree_util.tree_unflatten(tree, results)
-
-
-def broadcast_object(
-    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Any:
-    """The root's picklable object, on every rank; on the root the object itself. Not inside jit.
-
-    Args:
-        obj: matters on the root only.
-        root_rank: global rank whose object it is.
-        name: identifies the operation; None uses the order of calls.
-    """
-    failures.finish()
-    return objects.broadcast_object(obj, root_rank, name, process_set)
-
-
-def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Every rank's picklable object, in rank order, on every rank. Not inside jit."""
-    failures.finish()
-    return objects.allgather_object(obj, name, process_set)
 
 
 def _is_key(leaf: Any) -> bool:

@@ -257,6 +257,8 @@ def register(process_set: ProcessSet | Iterable[int] | Any) -> ProcessSet:
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Removes a process set and invalidates the object. Collective: every rank of the job calls it.
 
+    Waits first for the compiled code of JAX that this thread has in flight, and raises its error.
+
     Returns:
         True; False (at once, with nothing done) for the global set and for a set that is not registered.
 
@@ -269,6 +271,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     set_id = process_set.process_set_id
     if process_set is global_process_set or set_id is None:
         return False
+    state.finish_in_flight()
     has_joined = bool(process_set.included()) and process_set.group.is_joining
     gathered = collective_json.allgather_json(global_process_set.group, "remove_process_set", [set_id, has_joined])
     if joined := [rank for rank, (_, has) in enumerate(gathered) if has]:

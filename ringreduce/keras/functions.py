@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from ringreduce import state
 from ringreduce.collectives import data_movement
 from ringreduce.collectives.ops import Average
 from ringreduce.common.arguments import choose
@@ -98,6 +99,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
     Raises:
         MismatchError: their shapes or dtypes differ between ranks.
     """
+    state.finish_in_flight()
     variables = list(variables)
     arrays = [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]  # writable
     handles = [data_movement.broadcast_async_(array, root_rank, process_set=process_set) for array in arrays]
