@@ -45,9 +45,27 @@ def checked_tag(tag: int) -> int:
 def gradient_tag(process_set: ProcessSet, way: str, peer: int, tag: int) -> int:
     """The tag of a message's gradient: negative, which no user's is, and another one than the next message's.
 
+    A gradient's tag is its message's own, so that of the gradient's gradient needs no number. Two backward passes
+    through one message have the same tags.
+
     Args:
         way: "send" or "recv".
         peer: global rank.
         tag: the message's, also where it is a gradient itself.
     """
+    if tag < 0:
+        return _derived(tag)
     return -1 - (tag + number_of(process_set, way, peer, tag) * _STEP) % (MOST_TAG + 1)
+
+
+def tangent_tag(tag: int) -> int:
+    """The tag of a message's tangent, from that of the message's gradient.
+
+    It goes the way of the message, as the gradient's gradient does, and has another tag.
+    """
+    return _derived(_derived(tag))
+
+
+def _derived(tag: int) -> int:
+    """Another negative tag, for each negative tag its own: a generator of numbers of full period, the rand() of C."""
+    return -1 - ((-1 - tag) * 1_103_515_245 + 12_345) % (MOST_TAG + 1)

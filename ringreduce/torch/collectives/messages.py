@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ringreduce.collectives.handles import Handle, wait_or_withdraw
-from ringreduce.common.gradient_numbers import checked_tag, gradient_tag
+from ringreduce.common.gradient_numbers import checked_tag, gradient_tag, tangent_tag
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.torch.collectives.autograd import Gradients
 from ringreduce.torch.collectives.members import call
@@ -114,8 +114,8 @@ class Send(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        dest, tag, process_set = ctx.settings
-        token, other = call(Send, tangents[0], dest, _derived(tag), process_set)
+        dest, _, process_set = ctx.settings
+        token, other = call(Send, tangents[0], dest, tangent_tag(ctx.gradient_tag), process_set)
         return token, other
 
     @staticmethod
@@ -146,8 +146,8 @@ class Recv(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        peer, tag, process_set = ctx.settings
-        message, token = call(Recv, tangents[0], peer, _derived(tag), process_set)
+        peer, _, process_set = ctx.settings
+        message, token = call(Recv, tangents[0], peer, tangent_tag(ctx.gradient_tag), process_set)
         return message, token
 
     @staticmethod
@@ -160,8 +160,3 @@ class Recv(torch.autograd.Function):
 def _submit_send(tensor: torch.Tensor, dest: int, tag: int, process_set: ProcessSet) -> Any:
     submit = profiled(process_set.group).send_async
     return on_stream(submit(operand(tensor), process_set.position(dest, "send"), tag), tensor)
-
-
-def _derived(tag: int) -> int:
-    """The tag of a message's tangent: negative; of the tangent's own the first tag again."""
-    return -1 - tag

@@ -30,7 +30,16 @@ def everything() -> str:
 
     hvd.init()
     # The first before messages: once other threads have called the core, a deadlock is known after RINGREDUCE_VERDICT.
-    for check in (gradients_in_another_order, values, gradients, pipeline, to_and_fro, a_process_set, errors):
+    for check in (
+        gradients_in_another_order,
+        values,
+        gradients,
+        pipeline,
+        many_messages,
+        to_and_fro,
+        a_process_set,
+        errors,
+    ):
         check(tf, hvd, hvd.rank())
     return "done"
 
@@ -148,6 +157,23 @@ def pipeline(tf: Any, hvd: Any, rank: int) -> None:
     got, of_buffer = derivative(tf, loss, tf.constant(inputs[rank]), tf.zeros([2, 3], tf.float64))
     near(got, 4 * np.prod(inputs, axis=0) ** 4 / inputs[rank])
     near(of_buffer, np.zeros((2, 3)))
+
+
+def many_messages(tf: Any, hvd: Any, rank: int) -> None:
+    """Gradients of messages leave nothing behind."""
+    from ringreduce.common import gradient_numbers
+
+    def loss(x: Any) -> Any:
+        if rank == 0:
+            return hvd.send(x**3, 1)
+        return tf.reduce_sum(hvd.recv(x, 0) ** 3) if rank == 1 else tf.reduce_sum(x)
+
+    def step() -> int:
+        derivative(tf, loss, tf.ones([3], tf.float64))
+        return sum(len(numbers) for numbers in gradient_numbers._numbers.values())
+
+    kept = step()
+    assert [step() for _ in range(3)] == [kept] * 3
 
 
 def to_and_fro(tf: Any, hvd: Any, rank: int) -> None:

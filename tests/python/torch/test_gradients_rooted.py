@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 import torch.autograd.forward_ad as fwd  # noqa: E402
 
 import ringreduce.torch as hvd  # noqa: E402
+from ringreduce.common import gradient_numbers  # noqa: E402
 from ringreduce.torch.collectives.tokens import PER_RANK  # noqa: E402
 
 Ranks = Callable[..., Any]
@@ -365,6 +366,56 @@ def out_of_order() -> None:
 
 def test_a_message_is_no_gradient(run_ranks: Ranks) -> None:
     run_ranks(out_of_order, 2)
+
+
+def many_messages() -> None:
+    """Gradients, second ones and tangents of messages leave nothing behind."""
+
+    def message(x: Any) -> Any:
+        return hvd.send(x**3, 1) if hvd.rank() == 0 else (hvd.recv(x, 0) ** 3).sum()
+
+    def step() -> int:
+        x = torch.ones(3, requires_grad=True)
+        (first,) = torch.autograd.grad(message(x), x, create_graph=True)
+        torch.autograd.grad(first.sum(), x)
+        torch.func.jvp(torch.func.grad(message), (torch.ones(3),), (torch.ones(3),))
+        return sum(len(numbers) for numbers in gradient_numbers._numbers.values())
+
+    with hvd.init():
+        kept = step()
+        assert [step() for _ in range(3)] == [kept] * 3
+
+
+def test_messages_leave_no_counters(run_ranks: Ranks) -> None:
+    run_ranks(many_messages, 2)
+
+
+def test_tags_of_derivatives() -> None:
+    """Those of messages that are in flight between two ranks are not the same, and no user's."""
+
+    class Set:
+        class Group:
+            pass
+
+        group = Group()
+
+    def gradient(way: str, tag: int) -> int:
+        return gradient_numbers.gradient_tag(Set(), way, 1, tag)  # type: ignore[arg-type]
+
+    first = [gradient("send", tag) for tag in (0, 1, 2, gradient_numbers.MOST_TAG) for _ in range(1000)]
+    second, third = (
+        [gradient("recv", tag) for tag in first],
+        [gradient("send", gradient("recv", tag)) for tag in first],
+    )
+    tangents = [gradient_numbers.tangent_tag(tag) for tag in first]
+    for tags in (first, second, third, tangents):
+        assert len(set(tags)) == len(first)
+        assert min(tags) >= -gradient_numbers.MOST_TAG - 1
+        assert max(tags) < 0
+    # From one rank to the other go gradients of odd order, the other way those of even order, and tangents.
+    assert not set(first) & set(third)
+    assert not set(second) & set(tangents)
+    assert [gradient("send", tag) for tag in first] == second
 
 
 def backward_in_another_order(kind: str) -> str:
