@@ -16,6 +16,7 @@ import numpy as np
 from ringreduce import config
 from ringreduce._core import Group
 from ringreduce.basics import rank
+from ringreduce.collectives.data_movement import broadcast as broadcast_array
 from ringreduce.collectives.ops import Max
 from ringreduce.errors import MismatchError
 from ringreduce.job import collective_json
@@ -75,6 +76,22 @@ def check(
         text = f"{first} is not the same on all ranks; {len(differing)} of {len(names)} tensors differ"
         _report(text, mode, cure, process_set)
     return True
+
+
+def number_mark(call: str, count: int) -> tuple[tuple[int, int], str]:
+    """The shape of a tensor without elements, and the name of its broadcast, which goes first and alone.
+
+    Tensors are broadcast in the order of calls: where ranks give a call other numbers of them, one's last tensors would
+    meet the first ones of the others' next call, and overwrite them. The broadcast of this shape is a MismatchError
+    then, before anything else travels.
+    """
+    return (0, count), f"{call}: the ranks give other numbers of tensors; build model and optimizer on all ranks first"
+
+
+def check_number(call: str, count: int, root_rank: int, process_set: ProcessSet) -> None:
+    """Raises MismatchError where the ranks give a call other numbers of tensors. Collective."""
+    shape, name = number_mark(call, count)
+    broadcast_array(np.zeros(shape, np.uint8), root_rank, name=name, process_set=process_set)
 
 
 def sums_of(arrays: Iterable[np.ndarray]) -> list[tuple[int, int]]:

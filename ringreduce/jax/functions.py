@@ -27,9 +27,8 @@ def broadcast_parameters(
     leaves, tree = jax.tree_util.tree_flatten(params)
     keys = [_is_key(leaf) for leaf in leaves]
     plain = [jax.random.key_data(leaf) if is_key else leaf for leaf, is_key in zip(leaves, keys, strict=True)]
-    if leaves:
-        # First and alone: with other numbers of leaves the ranks' broadcasts would meet others' next operations.
-        broadcast_all([mark_of(params, "uint8")], root_rank, None if name is None else f"{name}.paths", process_set)
+    # First and alone: with other numbers of leaves the ranks' broadcasts would meet others' next operations.
+    broadcast_all([mark_of(params, "uint8")], root_rank, None if name is None else f"{name}.paths", process_set)
     outputs = broadcast_all(plain, root_rank, name, process_set)
     results = [
         jax.random.wrap_key_data(output, impl=jax.random.key_impl(leaf)) if is_key else output

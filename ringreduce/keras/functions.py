@@ -13,6 +13,7 @@ from ringreduce import state
 from ringreduce.collectives import data_movement
 from ringreduce.collectives.ops import Average
 from ringreduce.common.arguments import choose
+from ringreduce.common.same_start import check_number
 from ringreduce.errors import UnavailableError
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.keras import backend
@@ -97,10 +98,11 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
         variables: such as `model.weights + model.optimizer.variables`; the same on all ranks, in the same order.
 
     Raises:
-        MismatchError: their shapes or dtypes differ between ranks.
+        MismatchError: their number, shapes or dtypes differ between ranks.
     """
     state.finish_in_flight()
     variables = list(variables)
+    check_number("broadcast_variables", len(variables), root_rank, process_set)
     arrays = [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]  # writable
     handles = [data_movement.broadcast_async_(array, root_rank, process_set=process_set) for array in arrays]
     for variable, array, handle in zip(variables, arrays, handles, strict=True):

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from ringreduce.collectives import objects
+from ringreduce.common.same_start import number_mark
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.native.data_movement import broadcasts
 from ringreduce.tensorflow.native.running import id_of
@@ -24,7 +25,7 @@ def broadcast_variables(
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
 ) -> Any:
-    """Overwrites variables with the root's, all of them by one operation.
+    """Overwrites variables with the root's, all of them by one operation, after one that compares their number.
 
     Args:
         variables: of TensorFlow or Keras, in the same order on all ranks: model.variables, optimizer.variables.
@@ -36,16 +37,23 @@ def broadcast_variables(
 
     Raises:
         InvalidArgumentError: the process set is not registered, or the root is not in it.
+        MismatchError: the ranks give other numbers of variables: none is overwritten.
         UnavailableError: a variable belongs to a tf.distribute strategy.
     """
     given = list(variables)
     refuse_strategies("hvd.broadcast_variables", given)
     targets = [plain(variable) for variable in given]
     id_of(process_set)  # raises where there is no such set, before "not included" is taken for an answer
-    if not process_set.included():
-        targets = []
-    values = broadcasts([tf.convert_to_tensor(target) for target in targets], root_rank, process_set=process_set)
-    done = [assigned(target, value) for target, value in zip(targets, values, strict=True)]
+    done = []
+    if process_set.included():
+        shape, name = number_mark("broadcast_variables", len(targets))
+        # In a graph names are the operations' own: two of one name might run at once.
+        eager_name = name if tf.executing_eagerly() else None
+        done = broadcasts([tf.zeros(shape, tf.uint8)], root_rank, eager_name, process_set=process_set)
+        with tf.control_dependencies(done):
+            tensors = [tf.convert_to_tensor(target) for target in targets]
+            values = broadcasts(tensors, root_rank, process_set=process_set)
+        done += [assigned(target, value) for target, value in zip(targets, values, strict=True)]
     return None if tf.compat.v1.executing_eagerly_outside_functions() else tf.group(*done)
 
 

@@ -11,6 +11,7 @@ import torch
 
 from ringreduce.collectives import objects
 from ringreduce.collectives.handles import Submitted, Works, wait_or_withdraw
+from ringreduce.common.same_start import check_number
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.collective_json import allgather_json
 from ringreduce.job.process_sets import ProcessSet, global_process_set
@@ -41,6 +42,7 @@ def broadcast_parameters(
     Raises:
         InvalidArgumentError: params is something else, or has an entry that is no tensor, such as what a module's
             get_extra_state() returns, or a tensor without memory of its own, such as a DTensor.
+        MismatchError: the ranks give other numbers of tensors: none is overwritten.
     """
     named: list[Named]
     if isinstance(params, dict):
@@ -60,6 +62,7 @@ def broadcast_parameters(
             )
         if lacks_memory(tensor):
             raise no_memory(tensor)
+    check_number("broadcast_parameters", len(named), root_rank, process_set)
     submit = profiled(process_set.group).broadcast_async
     root = process_set.position(root_rank, "broadcast")
     memories = [tensor if tensor.is_contiguous() else tensor.detach().contiguous() for _, tensor in named]

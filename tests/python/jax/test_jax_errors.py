@@ -197,6 +197,8 @@ def trees() -> None:
                         jax.block_until_ready(wrong(both[rank]))
         with pytest.raises(hvd.MismatchError):  # the next operation is not taken for one of this
             hvd.broadcast_parameters(([x, x], [x])[rank])
+        with pytest.raises(hvd.MismatchError):
+            hvd.broadcast_parameters(([x], [])[rank])
         mapped = jax.vmap(lambda tree: hvd.grouped_allreduce(tree), in_axes=1, out_axes=1)
         with pytest.raises(hvd.MismatchError):
             mapped([{"a": jnp.ones((2, 3))}, {"b": jnp.ones((2, 3))}][rank])

@@ -131,6 +131,13 @@ def broadcasts_begin_with_the_roots_variables(hvd: Any) -> None:
     hvd.broadcast_variables(variables, root_rank=1)
     assert keras.ops.convert_to_numpy(variables[0]).tolist() == [6.0, 6.0, 6.0]
     assert keras.ops.convert_to_numpy(variables[1]).tolist() == [1, 2]
+    number = (3, 1)[hvd.rank()]  # as where one rank's optimizer is not built
+    variables = [keras.Variable(np.full(3, float(hvd.rank()))) for _ in range(number)]
+    with pytest.raises(hvd.MismatchError, match="broadcast_variables: the ranks give other numbers of tensors"):
+        hvd.broadcast_variables(variables, root_rank=0)
+    with pytest.raises(hvd.MismatchError):
+        hvd.broadcast_variables(variables if hvd.rank() == 0 else [], root_rank=0)
+    assert keras.ops.convert_to_numpy(variables[0]).tolist() == [hvd.rank()] * 3
     with pytest.raises(hvd.UnavailableError, match="BroadcastGlobalVariablesCallback"):
         hvd.broadcast_global_variables(0)
 

@@ -224,6 +224,9 @@ def legacy_graph(rank: int) -> None:
         session.run(hvd.broadcast_global_variables(2))
         assert session.run([x, y]) == [[3.0], [4.0]]
         assert session.run(hvd.broadcast_variables([], 0)) is None
+        with pytest.raises(tf.errors.FailedPreconditionError, match="MismatchError"):
+            session.run(hvd.broadcast_variables([x, y] if rank == 0 else [x], 0))
+        assert session.run(x) == [3.0]
         hook = hvd.BroadcastGlobalVariablesHook(0, device="/CPU:0")
         hook.begin()
         first = hook.bcast_op

@@ -47,6 +47,16 @@ def variables(rank: int) -> None:
         check(made, 1)
     hvd.broadcast_variables((variable for variable in made), 0)
     hvd.broadcast_variables([], 0)
+    for numbers in ((3, 1), (2, 0)):  # none of the root's meets a variable of the next call
+        for form in (hvd.broadcast_variables, tf.function(hvd.broadcast_variables)):
+            several = [tf.Variable([rank]) for _ in range(numbers[rank])]
+            with pytest.raises(tf.errors.FailedPreconditionError, match="MismatchError"):
+                form(several, 0)
+            assert [one.numpy().tolist() for one in several] == [[rank]] * numbers[rank]
+    with pytest.raises(
+        hvd.MismatchError, match=r"\[0, 3\].*\[0, 1\].*broadcast_variables: .* other numbers of tensors"
+    ):
+        hvd.broadcast_variables([tf.Variable(1)] * (3, 1)[rank], 0)
     part = hvd.add_process_set([1])
     mine = tf.Variable(rank + 5)
     hvd.broadcast_variables([mine], 1, process_set=part)

@@ -229,6 +229,21 @@ def share_parameters() -> None:
             )
 
 
+def share_other_numbers() -> None:
+    """None of the root's tensors meets one of the next call."""
+    with hvd.init() as world:
+        tensors = [torch.full((3,), float(world.rank)) for _ in range(3)]
+        for number in ((3, 1)[world.rank], (3, 0)[world.rank]):
+            for params in (tensors[:number], {str(at): tensor for at, tensor in enumerate(tensors[:number])}):
+                with pytest.raises(hvd.MismatchError, match="broadcast_parameters: the ranks give other numbers"):
+                    hvd.broadcast_parameters(params, 0)
+        assert {float(value) for tensor in tensors for value in tensor} == {world.rank}
+
+
+def test_other_numbers_of_parameters(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(share_other_numbers, 2, env={"RINGREDUCE_TIMEOUT": "60"})
+
+
 def test_parameters_of_the_root(run_ranks: Callable[..., Any]) -> None:
     run_ranks(share_parameters, 2)
 
