@@ -366,7 +366,7 @@ ROWS = (
     Mutation(
         "quick-in-transit",
         "csrc/engine/group/group_relay.cc",
-        "         parts_.context.is_in_transit() ||\n",
+        "parts_.context.is_in_transit() ||",
         "",
         ("hand_over_hosts_test::a quick call",),
     ),
@@ -416,16 +416,16 @@ ROWS = (
     Mutation(
         "unfetched",
         "csrc/engine/group/group_relay.cc",
-        "!parts_.context.has_ringing_links() && relay_->awaits_others()",
-        "false && relay_->awaits_others()",
+        "set_must_fetch(relay_->awaits_others() && ",
+        "set_must_fetch(false && ",
         ("hand_over_hosts_test::an engine looks",),
         limit_s=40,
     ),
     Mutation(
         "overlooked",
         "csrc/engine/group/waiter.cc",
-        "if (std::exchange(was_overlooked, true)) relay_.hand_over();",
-        "",
+        "    relay_.hand_over();\n    overlooked_ns = now;\n",
+        "    overlooked_ns = now;\n",
         ("hand_over_hosts_test::a rank that waits for what",),
     ),
     Mutation(
