@@ -129,7 +129,13 @@ def before_join(finish: Callable[[], None]) -> None:
 
 
 def finish_in_flight() -> None:
-    """Calls what before_join() has registered: a framework that starts work and returns before it has run."""
+    """Calls what before_join() has registered: a framework that starts work and returns before it has run.
+
+    Where this process is no rank, as a forked child, there is nothing to wait for: threads that would end it may not be
+    there.
+    """
+    if current is None:
+        return
     for finish in _before_join:
         finish()
 

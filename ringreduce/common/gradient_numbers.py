@@ -20,6 +20,8 @@ MOST_TAG = (1 << 31) - 1
 """The largest tag of a user's message."""
 _STEP = 1_000_003
 """Odd, so that 2^31 messages of one tag have as many tags of gradients."""
+_PASS_STEP = 1_810_261_975
+"""_STEP times 2^31 over the golden ratio: thousand passes of a message meet no other within 900,000 messages."""
 
 _numbers: WeakKeyDictionary[Any, Counter[tuple[Any, ...]]] = WeakKeyDictionary()
 """By group, so that numbers begin anew with each."""
@@ -45,8 +47,7 @@ def checked_tag(tag: int) -> int:
 def gradient_tag(process_set: ProcessSet, way: str, peer: int, tag: int) -> int:
     """The tag of a message's gradient: negative, which no user's is, and another one than the next message's.
 
-    A gradient's tag is its message's own, so that of the gradient's gradient needs no number. Two backward passes
-    through one message have the same tags.
+    A gradient's tag is its message's own, so that of the gradient's gradient needs no number.
 
     Args:
         way: "send" or "recv".
@@ -56,6 +57,16 @@ def gradient_tag(process_set: ProcessSet, way: str, peer: int, tag: int) -> int:
     if tag < 0:
         return _derived(tag)
     return -1 - (tag + number_of(process_set, way, peer, tag) * _STEP) % (MOST_TAG + 1)
+
+
+def tag_of_pass(tag: Any, number: int) -> Any:
+    """The tag of a message's gradient in backward passes after the first, which has this tag.
+
+    Args:
+        tag: of gradient_tag(); a number, or a tensor that holds it.
+        number: of the pass through this message, from 0.
+    """
+    return tag if number == 0 else -1 - (-1 - tag + number * _PASS_STEP) % (MOST_TAG + 1)
 
 
 def tangent_tag(tag: int) -> int:

@@ -57,7 +57,7 @@ TIMED_OUT = b"?"
 FDS_PER_MESSAGE = 250  # the kernel's SCM_MAX_FD is 253
 TEXT_NBYTES = 2048
 LAST_REPLY_S = 1.0  # how long a client waits for the reply to TIMED_OUT
-ON_SEVERAL_HOSTS = "ranks on several hosts need RINGREDUCE_ADDRESS and RINGREDUCE_SECRET_FILE"
+ON_SEVERAL_HOSTS = "if the ranks are on several hosts, they need RINGREDUCE_ADDRESS and RINGREDUCE_SECRET_FILE"
 """For ranks of whose hosts nobody has said anything, which therefore look for one another on their own."""
 
 
@@ -194,7 +194,7 @@ def connect(meeting: Meeting, me: str, deadline: Deadline) -> socket.socket:
         if deadline.expired():
             raise TimeoutError(
                 f"{me}: rank {meeting.server} did not come to {meeting.where()} within {deadline.timeout_s:g} s. Is it "
-                f"running on this host, and is this init() number {meeting.epoch} there too? Note: {ON_SEVERAL_HOSTS}"
+                f"running on this host, and is this init() number {meeting.epoch} there too? And {ON_SEVERAL_HOSTS}"
             )
         deadline.check()
         time.sleep(min(pause_s, deadline.remaining_s()))

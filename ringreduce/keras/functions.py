@@ -96,6 +96,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
 
     Args:
         variables: such as `model.weights + model.optimizer.variables`; the same on all ranks, in the same order.
+            Every rank of the process set calls it, also where there are none.
 
     Raises:
         MismatchError: their number, shapes or dtypes differ between ranks.

@@ -29,6 +29,7 @@ def broadcast_variables(
 
     Args:
         variables: of TensorFlow or Keras, in the same order on all ranks: model.variables, optimizer.variables.
+            Every rank of the process set calls it, also where there are none.
         root_rank: global rank whose values are right.
         inplace: for Horovod's signature; either way values are received in new memory, which the assignments take over.
 

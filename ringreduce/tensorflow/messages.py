@@ -8,13 +8,14 @@ whose: gradient_numbers.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from ringreduce.collectives import data_movement
-from ringreduce.common.gradient_numbers import checked_tag, gradient_tag
+from ringreduce.common.gradient_numbers import checked_tag, gradient_tag, tag_of_pass
 from ringreduce.errors import UnavailableError
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.tensorflow.native.running import is_ordered, operand, order_token
@@ -72,7 +73,8 @@ def _sent(tensor: tf.Tensor, peer: int, tag: Any, process_set: ProcessSet) -> tf
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def message(value: tf.Tensor) -> tuple[tf.Tensor, Callable[..., tf.Tensor]]:
         token, of_gradient = _run(work, value, tag, [])
-        return token, lambda _: _received(value, peer, of_gradient, process_set)
+        passes = count()
+        return token, lambda _: _received(value, peer, tag_of_pass(of_gradient, next(passes)), process_set)
 
     return message(tensor)
 
@@ -86,9 +88,11 @@ def _received(like: tf.Tensor, peer: int, tag: Any, process_set: ProcessSet) -> 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def message(value: tf.Tensor) -> tuple[tf.Tensor, Callable[..., tf.Tensor]]:
         result, of_gradient = _run(work, value, tag, value.shape)
+        passes = count()
 
         def gradient(grad: tf.Tensor) -> tf.Tensor:
-            return tf.fill(tf.shape(grad), _sent(tf.convert_to_tensor(grad), peer, of_gradient, process_set))
+            of_pass = tag_of_pass(of_gradient, next(passes))
+            return tf.fill(tf.shape(grad), _sent(tf.convert_to_tensor(grad), peer, of_pass, process_set))
 
         return result, gradient
 

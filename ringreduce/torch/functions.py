@@ -33,7 +33,7 @@ def broadcast_parameters(
     root_rank: int,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Overwrites the tensors with the root's.
+    """Overwrites the tensors with the root's. Every rank of the process set calls it, also where there are no tensors.
 
     Args:
         params: model.state_dict(), a dict of tensors, or a list of tensors or of (name, tensor) pairs.

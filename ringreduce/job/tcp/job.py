@@ -95,7 +95,8 @@ def source(place: Placement, wanted: TcpWanted) -> Source | None:
         return None
     if not spans and _is_known_to_be_here(place):
         return "host" if wanted.transport == "tcp" or port else None
-    if not asked:
+    is_here_by_default = place.source != "torchrun" and wanted.transport != "tcp" and not port
+    if not asked or is_here_by_default:
         return None
     raise UnavailableError(
         f"RINGREDUCE_TRANSPORT={wanted.transport}: nothing tells the ranks where rank 0 listens: set "

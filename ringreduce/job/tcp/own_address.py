@@ -107,8 +107,7 @@ def _is_of_this_host(ip: str) -> bool:
 def is_own(ip: str) -> bool:
     """Whether it is an address, and of an interface here. Asks no name server.
 
-    Where net.ipv4.ip_nonlocal_bind is 1, bind() takes any address. What this host sends to an address of its own bears
-    that address as its source, or a loopback address.
+    Where ip_nonlocal_bind is 1, bind() takes any address.
     """
     try:
         packed = _packed(ip)  # bind() would look a name up
@@ -116,6 +115,25 @@ def is_own(ip: str) -> bool:
             probe.bind((ip, 0))
     except OSError:
         return False
+    return not _is_any_bound(ip) or _is_among_interfaces(packed) or _bears_itself(ip, packed)
+
+
+def _is_any_bound(ip: str) -> bool:
+    family = "ipv6" if ":" in ip else "ipv4"
+    try:
+        with open(f"/proc/sys/net/{family}/ip_nonlocal_bind") as file:
+            return file.read().strip() != "0"
+    except OSError:
+        return False
+
+
+def _is_among_interfaces(packed: bytes) -> bool:
+    return any(_packed(ip) == packed for _, ip in interfaces())
+
+
+def _bears_itself(ip: str, packed: bytes) -> bool:
+    """Whether what this host sends to the address bears it as its source, or a loopback address. Of two addresses of
+    one network the kernel may take the first for both."""
     source = _source(ip)
     return source.startswith("127.") or source == "::1" or (bool(source) and _packed(source) == packed)
 

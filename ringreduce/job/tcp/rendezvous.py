@@ -52,6 +52,8 @@ LENGTH = struct.Struct("<I")
 RECORD_NBYTES_MOST = 4 << 10
 ANSWER_NBYTES_MOST = 16 << 20
 SECRET_NBYTES_LEAST = 16
+_agents_keys: dict[str, bytes] = {}
+"""Of files of agents, by path: systemd-logind may remove such a file when its user logs out (RemoveIPC=yes)."""
 BACKLOG = 1024
 """Of the socket where a rank listens for the others."""
 CONNECT_S = 3.0
@@ -205,13 +207,15 @@ def read_secret(path: str | os.PathLike[str]) -> bytes:
         remedy = (
             f"ringrun's agent has made it. This rank may be in a container that has not this host's {folder}: share "
             "that folder with it (podman run --ipc=host has /dev/shm), or set RINGREDUCE_SECRET_FILE in the containers "
-            "of all ranks to a file that is the same in all"
+            "of all ranks to a file that is the same in all. Or systemd-logind has removed it (RemoveIPC=yes)"
         )
     try:
         with open(path, "rb") as file:
             facts = os.fstat(file.fileno())
             content = file.read(1 << 16).strip()
     except OSError as error:
+        if known := _agents_keys.get(os.fspath(path)):
+            return known
         raise InvalidArgumentError(f"the job's secret file cannot be read: {error}; {remedy}") from None
     if stat.S_IMODE(facts.st_mode) & 0o077 or facts.st_uid not in (os.geteuid(), 0):
         raise InvalidArgumentError(
@@ -223,7 +227,10 @@ def read_secret(path: str | os.PathLike[str]) -> bytes:
             f"the job's secret file {os.fspath(path)} has {len(content)} bytes, fewer than {SECRET_NBYTES_LEAST}; "
             f"{remedy}"
         )
-    return hashlib.sha256(content).digest()
+    key = hashlib.sha256(content).digest()
+    if is_of_an_agent(os.fspath(path)):
+        _agents_keys[os.fspath(path)] = key
+    return key
 
 
 def mac(key: bytes, *parts: bytes) -> bytes:

@@ -28,19 +28,22 @@ class SecretFile:
 
     def __init__(self, secret: str, guard: Callable[[str], None]) -> None:
         self.path = ""
-        temporary = tempfile.gettempdir()
-        for folder in (MEMORY, temporary):
-            self.path = os.path.join(folder, new_name())
-            guard(self.path)
-            try:
-                self._write(secret.encode())
-                return
-            except OSError:
-                self.remove()
-                if folder == temporary:
-                    raise
+        self._guard = guard
+        try:
+            self._write(MEMORY, secret.encode())
+        except OSError:
+            self._write(tempfile.gettempdir(), secret.encode())  # which looks for a folder by writing into some
 
-    def _write(self, content: bytes) -> None:
+    def _write(self, folder: str, content: bytes) -> None:
+        self.path = os.path.join(folder, new_name())
+        self._guard(self.path)
+        try:
+            self._fill(content)
+        except OSError:
+            self.remove()
+            raise
+
+    def _fill(self, content: bytes) -> None:
         fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with open(fd, "wb", buffering=0) as file:
             os.fchmod(fd, 0o600)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ringreduce.collectives.handles import Handle, wait_or_withdraw
-from ringreduce.common.gradient_numbers import checked_tag, gradient_tag, tangent_tag
+from ringreduce.common.gradient_numbers import checked_tag, gradient_tag, tag_of_pass, tangent_tag
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.torch.collectives.autograd import Gradients
 from ringreduce.torch.collectives.members import call
@@ -122,7 +122,7 @@ class Send(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
         dest, _, process_set = ctx.settings
         buffer = join(grads[0].new_empty(ctx.shape), *ctx.saved_tensors)
-        return call(Recv, buffer, dest, ctx.gradient_tag, process_set)[0], None, None, None
+        return call(Recv, buffer, dest, _next_tag(ctx), process_set)[0], None, None, None
 
 
 class Recv(torch.autograd.Function):
@@ -153,8 +153,15 @@ class Recv(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Gradients:
         peer, _, process_set = ctx.settings
-        token = call(Send, join(grads[0], *ctx.saved_tensors), peer, ctx.gradient_tag, process_set)[0]
+        token = call(Send, join(grads[0], *ctx.saved_tensors), peer, _next_tag(ctx), process_set)[0]
         return token.expand(grads[0].shape), None, None, None
+
+
+def _next_tag(ctx: Any) -> int:
+    """The tag of the gradient in this backward pass, which may be one of several."""
+    ctx.passes = getattr(ctx, "passes", -1) + 1
+    tag: int = tag_of_pass(ctx.gradient_tag, ctx.passes)
+    return tag
 
 
 def _submit_send(tensor: torch.Tensor, dest: int, tag: int, process_set: ProcessSet) -> Any:

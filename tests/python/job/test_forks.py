@@ -18,7 +18,16 @@ from kills import survivors
 from processes import asleep, completed
 from ranks import clean_environment, receive_from_test, run_ranks, send_to_test, start_ranks
 
+from ringreduce import state
 from ringreduce.collectives import buffers
+
+
+def test_what_is_in_flight_is_no_matter_of_a_process_that_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child has inherited what JAX had under way, and not the threads that would end it."""
+    waits: list[str] = []
+    monkeypatch.setattr(state, "_before_join", [lambda: waits.append("for ever")])
+    state.finish_in_flight()
+    assert not waits
 
 
 def loads_data() -> Any:

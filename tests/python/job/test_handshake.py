@@ -23,7 +23,7 @@ from ringreduce.job.handshake import FDS_PER_MESSAGE, HELLO, MAGIC, Meeting, hel
 from ringreduce.job.rendezvous import new_address
 from ringreduce.job.rendezvous_server import RendezvousServer
 
-ON_SEVERAL_HOSTS = "ranks on several hosts need RINGREDUCE_ADDRESS and RINGREDUCE_SECRET_FILE"
+ON_SEVERAL_HOSTS = "if the ranks are on several hosts, they need RINGREDUCE_ADDRESS and RINGREDUCE_SECRET_FILE"
 
 
 def meeting(size: int = 2) -> Meeting:

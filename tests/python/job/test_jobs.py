@@ -252,5 +252,5 @@ def test_processes_without_a_common_parent_are_told_what_joins_them() -> None:
                   RANK="0", WORLD_SIZE="2", RINGREDUCE_INIT_TIMEOUT="0.2")  # fmt: skip
     text = ended([alone], status=1)[0]
     assert "rank 1 did not come" in text
-    assert "ranks on several hosts need RINGREDUCE_ADDRESS and RINGREDUCE_SECRET_FILE" in text
+    assert "if the ranks are on several hosts, they need RINGREDUCE_ADDRESS and RINGREDUCE_SECRET_FILE" in text
     assert "init(job=" in text

@@ -181,7 +181,7 @@ def test_which_hosts_are_this_one() -> None:
     assert not any(map(is_this_host, ("remote", "10.0.0.1", "localhost.example.com")))
 
 
-OWN = ["10.9.0.1", "fd00:9::1", "FD00:9::1", "127.3.2.1"]
+OWN = ["10.9.0.1", "10.9.0.3", "fd00:9::1", "FD00:9::1", "127.3.2.1"]
 OTHERS = ["10.9.0.2", "192.0.2.1", "fd00:9::2", "2001:db8::1"]
 ANY_ADDRESS_IS_BOUND = f"""
 import pathlib, subprocess
@@ -193,7 +193,9 @@ for family in ("ipv4", "ipv6"):
     except OSError as error:
         print(f"no sysctl: {{error}}")
         raise SystemExit
-for words in ("link set lo up", "addr add 10.9.0.1/24 dev lo", "addr add fd00:9::1/64 dev lo nodad"):
+# The second address of a network has the first as its preferred source.
+addresses = ("10.9.0.1/24 dev lo", "10.9.0.3/24 dev lo", "fd00:9::1/64 dev lo nodad")
+for words in ("link set lo up", *("addr add " + address for address in addresses)):
     subprocess.run(["ip", *words.split()], check=True)
 for words in ("route add 192.0.2.0/24 dev lo", "-6 route add 2001:db8::/32 dev lo"):  # there is a way to strangers
     subprocess.run(["ip", *words.split()], check=True)

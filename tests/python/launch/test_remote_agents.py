@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import fake_agent
 import pytest
@@ -448,3 +449,26 @@ def test_a_secret_where_there_is_no_room_in_memory(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with pytest.raises(FileNotFoundError):
         secret_file.SecretFile("5ec2e7", guarded.append)
+
+
+def test_a_secret_needs_no_folder_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secret_file, "MEMORY", str(tmp_path))
+    monkeypatch.setattr(tempfile, "gettempdir", mock.Mock(side_effect=FileNotFoundError("No usable folder")))
+    made = secret_file.SecretFile("5ec2e7", lambda _: None)
+    assert Path(made.path).read_text() == "5ec2e7"
+    made.remove()
+
+
+def test_an_agents_secret_is_read_once(tmp_path: Path) -> None:
+    """Its file may be removed when its user logs out. A user's own file is read each time: it may be another one."""
+    for name, is_kept in ((new_name(), True), ("secret", False)):
+        path = tmp_path / name
+        path.write_text("5ec2e7" * 8)
+        path.chmod(0o600)
+        key = read_secret(path)
+        path.unlink()
+        if is_kept:
+            assert read_secret(path) == key
+        else:
+            with pytest.raises(InvalidArgumentError):
+                read_secret(path)

@@ -390,6 +390,43 @@ def test_messages_leave_no_counters(run_ranks: Ranks) -> None:
     run_ranks(many_messages, 2)
 
 
+def passes_in_another_order() -> str:
+    """Of two backward passes through one message, the second gradients would change places."""
+
+    def second_derivatives() -> None:
+        x = torch.full((3,), 2.0, requires_grad=True)
+        if hvd.rank() == 0:
+            losses = [hvd.send(x**3, 1)] * 2
+        else:
+            message = hvd.recv(x, 0)
+            losses = [(message**2).sum(), (message**3).sum()]
+        firsts = [torch.autograd.grad(loss, x, create_graph=True)[0] for loss in losses]
+        if hvd.rank() == 0:
+            (firsts[0] + 10 * firsts[1]).sum().backward()  # autograd begins with the later one
+        for first in firsts if hvd.rank() == 1 else ():
+            torch.autograd.grad(first.sum(), x, retain_graph=True)
+
+    with hvd.init():
+        try:
+            second_derivatives()
+        except (hvd.MismatchError, hvd.ShutdownError) as error:  # of the other rank, which leaves
+            return str(error)
+        return "no error"
+
+
+def test_backward_passes_in_another_order(run_ranks: Ranks) -> None:
+    assert any("Mismatched RECV: expected tag" in text for text in run_ranks(passes_in_another_order, 2))
+
+
+def test_tags_of_passes() -> None:
+    """Those of the first passes of many messages differ."""
+    gradients = [-1 - number * gradient_numbers._STEP % (gradient_numbers.MOST_TAG + 1) for number in range(5000)]
+    assert [gradient_numbers.tag_of_pass(tag, 0) for tag in gradients] == gradients
+    tags = {gradient_numbers.tag_of_pass(tag, number) for tag in gradients for number in range(10)}
+    assert len(tags) == 50_000
+    assert max(tags) < 0
+
+
 def test_tags_of_derivatives() -> None:
     """Those of messages that are in flight between two ranks are not the same, and no user's."""
 
