@@ -70,6 +70,7 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
   std::vector<int> everyone;
   for (int r = 0; r < size; ++r) everyone.push_back(r);
   groups_.set_world(std::make_unique<Group>(*this, fd, everyone, 0));
+  hold_presence(world().control());
   answers_ = std::make_unique<StatusAnswers>(
       StatusAnswers::From{world().control(), world().hosts(), rank, hostname_, [this] { return groups_.calls_text(); },
                           [this](int world_rank) { return peers_.pid_of(world_rank); },
@@ -231,6 +232,13 @@ void Context::identify_world(const ControlSegment& control, const Hosts& hosts) 
   identity.host = hosts.mine;
   write_text(identity.context, recording_.context);
   identity.magic.store(SegmentIdentity::kMagic, std::memory_order_release);
+}
+
+void Context::hold_presence(const ControlSegment& control) {
+  const auto is_expected = [&control](int rank) {
+    return control.facts(rank).is_held.load() != 0 && control.line(rank).attendance.load() == Attendance::kPresent;
+  };
+  if (peers_.hold(world_memory_.get(), rank_, is_expected)) control.facts(rank_).is_held.store(1);
 }
 
 void Context::forget_after_fork() {

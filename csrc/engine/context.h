@@ -133,6 +133,7 @@ class Context {
   std::string lost_text(const std::string& why) const;
   void start_reader();
   void print_warnings();
+  void hold_presence(const ControlSegment& control);
   void monitor_leaders(const Group& group);
 
   int rank_;

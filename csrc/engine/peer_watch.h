@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "os/liveness.h"
+#include "os/presence.h"
 #include "transport/network.h"
 
 namespace rr {
@@ -19,6 +21,9 @@ class PeerWatch {
   PeerWatch(const std::vector<int>& pidfds, std::shared_ptr<NetworkReader> reader)
       : reader_(std::move(reader)), liveness_(pidfds), deaths_(pidfds.size()) {}
 
+  // This rank is there, and others of its host are to be noticed that are so no more. is_expected(rank): whether a rank
+  // has said that it holds its Presence, and not that it leaves.
+  bool hold(int memory_file, int world_rank, std::function<bool(int)> is_expected);
   void look();  // notes who was lost since the last look
   // Why the rank is lost; null: as far as is known it is not.
   const char* cause_of_death(int world_rank) const;
@@ -26,7 +31,10 @@ class PeerWatch {
 
  private:
   friend class Context;
-  void close() { liveness_.close(); }  // in a forked child: its descriptors
+  void close() {  // in a forked child: its descriptors
+    liveness_.close();
+    presence_.close();
+  }
 
   struct Death {
     std::atomic<bool> is_known{false};
@@ -36,7 +44,9 @@ class PeerWatch {
   const std::shared_ptr<NetworkReader> reader_;
   std::mutex looking_;
   Liveness liveness_;
-  std::vector<Death> deaths_;  // by world rank
+  Presence presence_;
+  std::function<bool(int)> is_expected_;  // null before hold()
+  std::vector<Death> deaths_;             // by world rank
 };
 
 }  // namespace rr

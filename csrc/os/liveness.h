@@ -11,12 +11,17 @@ namespace rr {
 inline constexpr const char* kEndedWithoutShutdown =
     "its process has ended without shutdown(); see that rank's output for the reason";
 
+// Of one that is there, with another program in it.
+inline constexpr const char* kReplacedWithoutShutdown =
+    "its process runs another program since an exec() without shutdown() before it";
+
 class Liveness {
  public:
   // pidfds[r] watches rank r; negative = not watched (this rank, or ranks that are threads of this process).
   explicit Liveness(const std::vector<int>& pidfds);
   // Ranks whose process has ended, each reported once. Never blocks.
   std::vector<int> newly_dead();
+  bool is_watched(int rank) const { return static_cast<bool>(pidfds_[static_cast<size_t>(rank)]); }
   int pid_of(int rank) const;  // 0: it is not watched, has ended, or the kernel does not say
   void close();                // all descriptors; for a forked child
 

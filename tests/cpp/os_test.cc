@@ -16,7 +16,9 @@
 #include "doctest/doctest.h"
 #include "expect.h"
 #include "os/liveness.h"
+#include "os/mapping.h"
 #include "os/owned_fd.h"
+#include "os/presence.h"
 #include "os/segments.h"
 #include "os/tcp/arrival_times.h"
 #include "tcp_ranks.h"
@@ -35,6 +37,42 @@ TEST_CASE("a process that ends is reported once, by its rank") {
   first.end();
   CHECK(liveness.newly_dead() == std::vector<int>{1});
   CHECK(liveness.newly_dead().empty());
+}
+
+// Its pidfd stays as it is.
+TEST_CASE("a process that runs another program is gone") {
+  const Fd memory = create_memfd("test", 4096);
+  Presence presence;
+  REQUIRE(presence.hold(memory.get(), 0));
+  int to_child[2], from_child[2];
+  check_sys(::pipe2(to_child, O_CLOEXEC), "pipe2");
+  check_sys(::pipe2(from_child, O_CLOEXEC), "pipe2");
+  Fd orders(to_child[1]), answers(from_child[0]);
+  const pid_t pid = forked();
+  if (pid == 0) {
+    presence.close();
+    Presence own;
+    char order = own.hold(memory.get(), 1) ? 'y' : 'n';
+    ::dup2(to_child[0], 0);
+    orders.reset();
+    if (::write(from_child[1], &order, 1) != 1 || ::read(0, &order, 1) != 1) ::_exit(1);
+    ::execl("/bin/sh", "sh", "-c", "read line", nullptr);
+    ::_exit(1);
+  }
+  ::close(to_child[0]);
+  ::close(from_child[1]);
+  char answer = 0;
+  CHECK(::read(answers.get(), &answer, 1) == 1);
+  CHECK(answer == 'y');
+  CHECK_FALSE(presence.is_gone(1));
+  CHECK(presence.is_gone(2));  // which nobody has held
+  CHECK(::write(orders.get(), "x", 1) == 1);
+  wait_for([&] { return presence.is_gone(1); });
+  CHECK(::waitpid(pid, nullptr, WNOHANG) == 0);
+  orders.reset();
+  int status = 0;
+  CHECK(::waitpid(pid, &status, 0) == pid);
+  CHECK_FALSE(Presence().is_gone(1));  // one that holds nothing cannot know
 }
 
 TEST_CASE("a buffer is registered when all of it lies in the own region") {

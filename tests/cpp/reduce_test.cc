@@ -1,7 +1,11 @@
 // Every kernel set against the oracle: every meaningful (dtype, op), with and without factors, every short length (so
 // that every tail is met), numbers of sources and destinations, misaligned pointers, a destination that is a source.
 #include <doctest/doctest.h>
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
 
+#include <cstring>
 #include <memory>
 #include <random>
 
@@ -204,3 +208,49 @@ TEST_CASE("integer Average is exact, divides by the divisor and truncates toward
     CHECK(mean[2] == 100);
   }
 }
+
+#if defined(__x86_64__)
+// As after torch.set_flush_denormal(True), and in another rounding.
+TEST_CASE("kernels give the same bits in whatever floating-point mode a thread is, which it keeps") {
+  constexpr size_t kCount = 300;
+  constexpr unsigned kUsual = 0x1f80, kFlushing = kUsual | 0x8040, kDown = kUsual | 0x2000;
+  std::vector<float> tiny(kCount, 1e-39F), third(kCount, 1.0F / 3.0F);
+  std::vector<uint16_t> halves(kCount, 1);  // the smallest of bfloat16
+  const auto results = [&](const rr::Kernels& kernels) {
+    std::vector<Bytes> all;
+    const auto reduce = [&](DType dtype, const void* one, const void* other) {
+      Bytes result(kCount * itemsize(dtype));
+      const void* srcs[] = {one, other, one};
+      void* dst = result.data();
+      kernels.reduce({dtype, ReduceOp::kSum, 1.0, 1.0, 1}, srcs, 3, &dst, 1, kCount);
+      all.push_back(result);
+    };
+    reduce(DType::kFloat32, tiny.data(), tiny.data());
+    reduce(DType::kFloat32, third.data(), tiny.data());
+    reduce(DType::kBFloat16, halves.data(), halves.data());
+    for (const rr::Codec codec : {rr::Codec::kFp16, rr::Codec::kBf16, rr::Codec::kInt8}) {
+      for (std::vector<float> data : {tiny, third}) {
+        rr::codec_round_trip(kernels, codec, data.data(), kCount);
+        Bytes result(kCount * sizeof(float));
+        std::memcpy(result.data(), data.data(), result.size());
+        all.push_back(result);
+      }
+    }
+    return all;
+  };
+  const unsigned before = _mm_getcsr();
+  for (const rr::Isa isa : rr::available_isas()) {
+    const rr::Kernels& kernels = rr::kernels(isa);
+    CAPTURE(kernels.name);
+    const std::vector<Bytes> expected = results(kernels);
+    for (const unsigned mode : {kFlushing, kDown}) {
+      _mm_setcsr(mode);
+      const std::vector<Bytes> there = results(kernels);
+      const unsigned after = _mm_getcsr();
+      _mm_setcsr(before);
+      CHECK(there == expected);
+      CHECK((after & 0xffc0) == mode);
+    }
+  }
+}
+#endif

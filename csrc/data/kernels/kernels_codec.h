@@ -1,6 +1,7 @@
 // The codecs of codec.h.
 #pragma once
 
+#include "data/kernels/floating_mode.h"
 #include "data/kernels/kernels_half.h"
 #include "data/reduction.h"
 
@@ -209,6 +210,7 @@ void encode(Codec codec, const void* elements, std::byte* encoded, size_t count)
   const char* const src = static_cast<const char*>(elements);
   char* const dst = reinterpret_cast<char*>(encoded);
   if (count == 0) return;
+  const FloatingMode mode;
   switch (codec) {
     case Codec::kNone:
       __builtin_memcpy(dst, src, count * sizeof(float));
@@ -228,6 +230,7 @@ void decode(Codec codec, const std::byte* encoded, void* elements, size_t count)
   const char* const src = reinterpret_cast<const char*>(encoded);
   char* const dst = static_cast<char*>(elements);
   if (count == 0) return;
+  const FloatingMode mode;
   switch (codec) {
     case Codec::kNone:
       __builtin_memcpy(dst, src, count * sizeof(float));

@@ -2,6 +2,7 @@
 // Float16 (or includes kernels_fp16_integer.h), includes this, and puts `reduce` into its constant.
 #pragma once
 
+#include "data/kernels/floating_mode.h"
 #include "data/kernels/kernels_fold.h"
 #include "data/kernels/kernels_half.h"
 #include "data/kernels/kernels_wide.h"
@@ -71,6 +72,7 @@ void reduce_bool(ReduceOp op, const Operands& operands) {
 
 void reduce(const Reduction& reduction, const void* const* srcs, size_t nsrc, void* const* dsts, size_t ndst,
             size_t count) {
+  const FloatingMode mode;
   const Operands operands{srcs, nsrc, dsts, ndst, count};
   switch (reduction.dtype) {
     case DType::kFloat16:
@@ -103,6 +105,7 @@ void reduce(const Reduction& reduction, const void* const* srcs, size_t nsrc, vo
 }
 
 void reduce_to_float(const Reduction& reduction, const void* const* srcs, size_t nsrc, void* dst, size_t count) {
+  const FloatingMode mode;
   reduce_floating<ToFloat<Float16>>(reduction, Operands{srcs, nsrc, &dst, 1, count});
 }
 

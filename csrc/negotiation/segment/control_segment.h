@@ -100,8 +100,8 @@ struct RankFacts {
   int32_t pid;                     // as the rank itself sees it; 0 of ranks elsewhere
   int32_t host;                    // by the leader, of all ranks
   int32_t job_rank;                // among the job's ranks, where those of a context are some of them
-  int32_t unused;
-  uint64_t plan_hash;  // TuningPlan's; 0 without a plan
+  std::atomic<int32_t> is_held;    // 1 once its Presence can be asked for
+  uint64_t plan_hash;              // TuningPlan's; 0 without a plan
   char hostname[64];
 };
 
@@ -151,7 +151,8 @@ struct Header {
   std::atomic<uint64_t> chunk_nbytes;         // atomic because all members of a new group write the same values
   std::atomic<uint64_t> device_chunk_nbytes;  // the same for memory of GPUs
   std::atomic<uint64_t> eager_nbytes;
-  alignas(64) uint32_t failure_kind;  // index into the error table
+  std::atomic<uint32_t> room_waiters;  // threads of this host that wait until others have consumed what they announced
+  alignas(64) uint32_t failure_kind;   // index into the error table
   char failure_text[8188];
   char withdraw_text[2048];
   uint64_t withdraw_unnamed;  // every rank's counter continues here after the verdict

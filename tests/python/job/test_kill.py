@@ -10,6 +10,7 @@ import os
 import random
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 import pytest
 from deadlines import SOON_S
 from kills import survivors
+from processes import completed
 from ranks import receive_from_test, send_to_test, start_ranks
 from tcp_jobs import tcp_environment
 
@@ -354,3 +356,23 @@ def test_a_rank_that_goes_while_memory_is_shared(victim: int, how: str, call: st
         assert seconds < SOON_S  # RINGREDUCE_INIT_TIMEOUT is 60 s
         texts.add(raised)
     assert how == "shutdown" or len(texts) == 1, texts  # who leaves leaves no record of a failure
+
+
+REPLACES_ITSELF = """
+import os, sys
+import numpy as np
+import ringreduce
+with ringreduce.init() as world:
+    ringreduce.barrier()
+    if world.rank == 1:
+        os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(1000)"])
+    ringreduce.allreduce(np.ones(4))
+"""
+
+
+def test_a_rank_that_runs_another_program_is_lost() -> None:
+    """As a script that starts itself anew does. The process, which lives, is not the rank."""
+    ringrun = [sys.executable, "-m", "ringreduce.launch.ringrun", "-np", "3", "--grace", "0.1"]
+    done = completed([*ringrun, sys.executable, "-c", REPLACES_ITSELF])
+    assert done.returncode == 1
+    assert "lost rank 1: its process runs another program since an exec() without shutdown()" in done.stderr

@@ -25,7 +25,23 @@ ROWS = (
         "",
         ("config_test",),
     ),
+    Mutation(
+        "replaced-unseen",
+        "csrc/os/presence.cc",
+        "lock.l_type == F_UNLCK;",
+        "false;",
+        ("os_test::a process that runs another",),
+        limit_s=40,
+    ),
     # --- data ---
+    Mutation(
+        "flushed-denormals",
+        "csrc/data/kernels/floating_mode.h",
+        "    if (needs_change()) write(before_ & ~kOthers);\n",
+        "",
+        ("reduce_test::kernels give the same bits",),
+        ("kernels_portable.cc",),
+    ),
     Mutation(
         "reduction",
         "csrc/data/kernels/kernels_impl.h",
