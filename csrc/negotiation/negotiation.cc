@@ -95,6 +95,7 @@ bool Negotiation::write_requests(Ticket ticket, const std::vector<Recorded>& req
 void Negotiation::publish_consumed(Ticket ticket) const {
   const size_t slot = Names::slot_at(ticket.request_slot);
   control_.head(Names::consumed_slot(slot), segment_.rank).consumed.store(ticket.tag, std::memory_order_release);
+  segment_.ring_room_waiters();
 }
 
 Ticket Negotiation::latest_named(const std::string& stored_name, int rank) {

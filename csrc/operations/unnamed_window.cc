@@ -81,6 +81,9 @@ void UnnamedWindow::restart(uint64_t next) {
   publish();
 }
 
-void UnnamedWindow::publish() const { control_.line(rank_).watermark.store(oldest_, std::memory_order_release); }
+void UnnamedWindow::publish() const {
+  control_.line(rank_).watermark.store(oldest_, std::memory_order_release);
+  negotiation_.segment().ring_room_waiters();
+}
 
 }  // namespace rr

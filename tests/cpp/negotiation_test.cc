@@ -51,6 +51,35 @@ TEST_CASE("hundreds of unnamed asynchronous operations in flight: a rank that is
 }
 
 // Under the address sanitizer: who finishes an operation that nobody else holds must not look at it afterwards.
+// Otherwise it would look for itself, a tenth of a second later.
+TEST_CASE("a rank that waits for room in the window is rung by the one that makes room") {
+  const Environment environment{};
+  constexpr int kEager = static_cast<int>(kEagerCount);
+  int rung = 0;
+  CHECK_NOTHROW(run_ranks(2, [&](Rank& rank) {
+    for (int turn = 0; turn < 10; ++turn) {
+      std::vector<Sum> sums;
+      const auto start = [&] { sums.push_back(start_sum(rank, rank.world, 500, turn)); };
+      if (rank.rank == 0) {
+        for (int i = 0; i <= kEager; ++i) start();
+      } else {
+        start();
+        const Bell& bell = rank.world.control().wait_bell(0);
+        const auto& waiters = rank.world.control().header().room_waiters;
+        wait_for([&] { return waiters.load() != 0 && bell.sleepers.load() != 0; });
+        const uint32_t before = bell.seq.load();
+        expect(rank.world.done(*sums.front().operation), "all have called it");
+        rung += bell.seq.load() != before ? 1 : 0;
+        while (static_cast<int>(sums.size()) <= kEager) start();
+      }
+      for (const Sum& sum : sums) finish_sum(rank.world, sum);
+      expect(rank.world.control().header().room_waiters.load() == 0 || rank.rank == 1, "nobody waits any more");
+      barrier(rank.world);
+    }
+  }));
+  CHECK(rung > 5);
+}
+
 TEST_CASE("unnamed operations whose handles were dropped end by themselves, and in join()") {
   const Environment environment{};
   CHECK_NOTHROW(run_ranks(2, [](Rank& rank) {

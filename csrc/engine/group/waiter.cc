@@ -298,6 +298,22 @@ void Waiter::give_back_name(const Operation& operation) {
   if (!operation.name.empty()) parts_.submitted.lock()->pending.give_back_name(operation);
 }
 
+namespace {
+
+// A thread that waits until others have consumed: they ring then.
+class RoomWait {
+ public:
+  explicit RoomWait(const ControlSegment& control) : waiters_(control.header().room_waiters) { waiters_.fetch_add(1); }
+  ~RoomWait() { waiters_.fetch_sub(1); }
+  RoomWait(const RoomWait&) = delete;
+  RoomWait& operator=(const RoomWait&) = delete;
+
+ private:
+  std::atomic<uint32_t>& waiters_;
+};
+
+}  // namespace
+
 void Waiter::wait_until(const std::function<bool()>& done, Interrupt interrupt, const std::function<void()>& tick) {
   parts_.context.wait_loop().wait_until(done, parts_.has_work, Deadline::never(), interrupt,
                                         parts_.ranks_outnumber_cores, tick, [] { return true; });
@@ -306,6 +322,7 @@ void Waiter::wait_until(const std::function<bool()>& done, Interrupt interrupt, 
 void Waiter::wait_for_window(GroupParts::Locked& submitted, bool eager, Operation& waiting, Interrupt interrupt) {
   while (!submitted->pending.unnamed().has_room(eager)) {
     submitted.unlock();
+    const RoomWait waiting_for_room(parts_.control());
     const auto moved_on = [&] {
       parts_.throw_if_over();
       const auto inner = parts_.submitted.lock();
@@ -365,6 +382,7 @@ std::string Waiter::why_no_name() const {
 void Waiter::wait_for_name(GroupParts::Locked& submitted, Operation& waiting, Interrupt interrupt,
                            const std::function<bool(PendingOperations&)>& announce) {
   submitted.unlock();
+  const RoomWait waiting_for_room(parts_.control());
   const auto announced = [&] {
     parts_.throw_if_failed();
     parts_.context.throw_if_shut_down();

@@ -18,6 +18,17 @@ void GroupSegment::ring_waiters() const {
   }
 }
 
+// Without a fence, which each operation would pay for: who has begun to wait at this very moment may not be seen, and
+// looks again by itself.
+void GroupSegment::ring_room_waiters() const {
+  if (control.header().room_waiters.load(std::memory_order_relaxed) == 0) return;
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (const int r : hosts.here()) {
+    Bell& bell = *bells_.wait[static_cast<size_t>(r)];
+    if (bell.sleepers.load(std::memory_order_relaxed) != 0) wake_all(bell);
+  }
+}
+
 void GroupSegment::ring_all() const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (const int r : hosts.here()) {

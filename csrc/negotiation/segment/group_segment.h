@@ -47,8 +47,9 @@ class GroupSegment {
   }
 
   // Of this host.
-  void ring_waiters() const;  // everybody but this rank
-  void ring_all() const;      // waiters and engines, this rank's too
+  void ring_waiters() const;       // everybody but this rank
+  void ring_room_waiters() const;  // Header::room_waiters, this rank's too
+  void ring_all() const;           // waiters and engines, this rank's too
   void ring_engines(const RankMask& mask) const;
 
  private:

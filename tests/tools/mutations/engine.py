@@ -155,6 +155,13 @@ ROWS = (
         limit_s=40,
     ),
     Mutation(
+        "room-unrung",
+        "csrc/operations/unnamed_window.cc",
+        "  negotiation_.segment().ring_room_waiters();\n",
+        "",
+        ("negotiation_test::a rank that waits for room",),
+    ),
+    Mutation(
         "appended-once-more",
         "csrc/negotiation/operation_log.cc",
         "return requests_.is_overwritten(ticket) || append_locked(ticket, participants);",
