@@ -215,31 +215,37 @@ class DistributedMixin(torch.optim.Optimizer):
 
     def _reduce_for_scaler(self) -> None:
         """Reduces the gradients, unless they are; the step() that follows uses them as they are. Collective."""
-        is_reduced = (self._clipped or self._synchronized) and not self._pending()
-        if self._should_synchronize and not is_reduced:
+        if self._should_synchronize and not self._is_fresh():
             self.synchronize()
             self._clipped = self._scaled = True
+
+    def _is_fresh(self) -> bool:
+        """Whether the gradients are reduced, and no others have come since."""
+        return (self._clipped or self._synchronized) and not self._pending()
 
     def _forget_reduction(self) -> None:
         """What was reduced has been used, or never will be."""
         self._synchronized = self._clipped = self._scaled = False
 
-    def _is_reduced(self, closure: Callable[[], Any] | None) -> bool:
-        """True when step() need not reduce; takes note that the gradients are used now."""
-        if not self._should_synchronize:
-            self._check_reduced()
-        clipped = self._clipped and closure is None and not self._pending()
-        self._clipped = self._scaled = self._is_doubtful = False
-        if clipped or not self._should_synchronize:
-            return True
-        if self._synchronized:
+    def _begin_step(self) -> None:
+        """Warns where step() reduces once more what synchronize() has reduced."""
+        is_used = self._clipped and not self._pending()
+        if self._should_synchronize and self._synchronized and not is_used:
+            self._synchronized = False
             warnings.warn(
                 "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
                 "This can cause training slowdown. You may want to consider using optimizer.skip_synchronize() context "
                 "if you use optimizer.synchronize() in your code.",
                 stacklevel=3,
             )
-        return False
+
+    def _is_reduced(self) -> bool:
+        """True when step() need not reduce; takes note that the gradients are used now. After the closure, if any."""
+        if not self._should_synchronize:
+            self._check_reduced()
+        is_reduced = self._is_fresh()
+        self._clipped = self._scaled = self._is_doubtful = False
+        return is_reduced or not self._should_synchronize
 
     def _check_reduced(self) -> None:
         """Raises AssertionError within skip_synchronize(), where gradients of this rank alone would be used."""
@@ -248,26 +254,27 @@ class DistributedMixin(torch.optim.Optimizer):
 
     @untraced(STEP)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """The optimizer's step, with reduced gradients. A closure's gradients are reduced each time it is called."""
+        """The optimizer's step, with reduced gradients.
+
+        A closure's gradients are reduced each time it is called, unless it does so itself by clip_grad_norm_() or
+        synchronize().
+        """
         self._check_lost()
-        is_reduced = self._is_reduced(closure)
+        self._begin_step()
         if closure is None:
-            if not is_reduced:
+            if not self._is_reduced():
                 self._reduce()
             self._synchronized = False
             return self._plainly(super().step)
 
         def synchronized() -> Any:
             loss = closure()
-            if is_reduced:
-                self._check_reduced()
-                return loss
-            self._reduce(has_closure=True)
-            return self._loss_of_all(loss)
+            if not self._is_reduced():
+                self._reduce(has_closure=True)
+            self._synchronized = False
+            return self._loss_of_all(loss) if self._should_synchronize else loss
 
-        result = self._plainly(super().step, synchronized)
-        self._synchronized = False
-        return result
+        return self._plainly(super().step, synchronized)
 
     step.hooked = True  # type: ignore[attr-defined]  # torch runs step hooks around the plain step(), not here again
 

@@ -183,16 +183,17 @@ class ShardedMixin(DistributedMixin):
 
     @untraced(STEP)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """The optimizer's step: this rank's share, then everybody's. A closure is called once."""
+        """The optimizer's step: this rank's share, then everybody's. A closure is called once, and may reduce."""
         self._check_lost()
         if self._complete() and not self._pending():
             return None  # it was an interrupted step() that remained to be done
+        self._begin_step()
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        fresh = (self._clipped or self._synchronized) and not self._pending()
-        if not self._is_reduced(closure):
+        fresh = self._is_fresh()
+        if not self._is_reduced():
             self._reduce()
         elif not fresh:
             raise AssertionError(NOT_REDUCED)

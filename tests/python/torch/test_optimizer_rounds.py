@@ -399,3 +399,92 @@ def broadcast_between_steps() -> None:
 
 def test_the_state_is_broadcast_between_steps(run_ranks: Callable[..., Any]) -> None:
     run_ranks(broadcast_between_steps, 2)
+
+
+# --- closures that reduce ---------------------------------------------------------------------------------------------
+
+IN_CLOSURES: dict[str, dict[str, Any]] = {
+    "sum": {"op": hvd.Sum},
+    "sum, no views": {"op": hvd.Sum, "gradient_as_bucket_view": False},
+    "int8": {"compression": hvd.Compression.int8},
+    "shares": {"shard_step": True},
+    "sum, shares": {"shard_step": True, "op": hvd.Sum},
+}
+
+
+def loss_of(model: Any, rank: int, step: int) -> Any:
+    return model[2](model[1](model[0](torch.sin(torch.arange(8.0) * (rank + 1) + step).view(2, 4)))).pow(2).sum()
+
+
+def reduce_in_closures(settings: dict[str, Any]) -> None:
+    """Steps whose closure reduces are those of a round without a closure; the loss is this rank's."""
+    with hvd.init() as world:
+        models = [three_layers() for _ in range(4)]
+        plainly, clipped, synchronized, before = [sgd(model, **settings) for model in models]
+        for step in range(3):
+            for model, optimizer in zip(models, (plainly, clipped, synchronized, before), strict=True):
+
+                def closure(model: Any = model, optimizer: Any = optimizer, step: int = step) -> Any:
+                    optimizer.zero_grad()
+                    loss = loss_of(model, world.rank, step)
+                    loss.backward()
+                    if optimizer is clipped:
+                        optimizer.clip_grad_norm_(0.5)
+                    elif optimizer is synchronized:
+                        optimizer.synchronize()
+                        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                    return loss
+
+                if optimizer in (clipped, synchronized):
+                    wanted = loss_of(model, world.rank, step)
+                    assert optimizer.step(closure) == wanted  # this rank's
+                    continue
+                loss = closure()
+                optimizer.clip_grad_norm_(0.5)
+                optimizer.step(None if optimizer is plainly else lambda loss=loss: loss)
+            for model in models:
+                assert_alike(model)
+        for model in models[1:]:
+            for mine, wanted in zip(model.parameters(), models[0].parameters(), strict=True):
+                torch.testing.assert_close(mine, wanted)
+
+
+@pytest.mark.parametrize("settings", IN_CLOSURES.values(), ids=IN_CLOSURES)
+def test_a_closure_that_reduces(settings: dict[str, Any], run_ranks: Callable[..., Any]) -> None:
+    run_ranks(reduce_in_closures, 2, args=(settings,))
+
+
+def search_with_clipped_gradients() -> None:
+    """LBFGS evaluates its closure several times a step; each evaluation's gradients are reduced once."""
+    with hvd.init() as world:
+        model, alone = three_layers(), three_layers()
+        plain = torch.optim.LBFGS(alone.parameters(), lr=0.1, max_iter=4)
+        optimizer = hvd.DistributedOptimizer(torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4), op=hvd.Sum)
+        evaluations = []
+
+        def closure() -> Any:
+            evaluations.append(len(evaluations))
+            optimizer.zero_grad()
+            loss = loss_of(model, world.rank, 0)
+            loss.backward()
+            if len(evaluations) % 3 != 0:  # the rounds of one step may differ
+                optimizer.clip_grad_norm_(1e6)
+            return loss
+
+        def closure_alone() -> Any:
+            plain.zero_grad()
+            loss = sum(loss_of(alone, rank, 0) for rank in range(world.size))
+            loss.backward()
+            return loss
+
+        for _ in range(2):
+            optimizer.step(closure)
+            plain.step(closure_alone)
+        assert len(evaluations) > 4
+        assert_alike(model)
+        for mine, wanted in zip(model.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_lbfgs_with_a_closure_that_clips(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(search_with_clipped_gradients, 2)

@@ -189,8 +189,8 @@ ROWS = (
     Mutation(
         "reduced-twice-for-a-scaler",
         "ringreduce/torch/optimizer/distributed_optimizer.py",
-        "        is_reduced = (self._clipped or self._synchronized) and not self._pending()\n",
-        "        is_reduced = False\n",
+        "if self._should_synchronize and not self._is_fresh():",
+        "if self._should_synchronize:",
         ("test_optimizer_changes.py::test_a_grad_scaler_looks_at_reduced_gradients",),
     ),
     Mutation(
@@ -210,9 +210,16 @@ ROWS = (
     Mutation(
         "closure",
         "ringreduce/torch/optimizer/distributed_optimizer.py",
-        "            self._reduce(has_closure=True)\n",
-        "",
+        "                self._reduce(has_closure=True)\n",
+        "                pass\n",
         ("test_optimizer.py::test_closures_are_reduced",),
+    ),
+    Mutation(
+        "reduced-twice-after-a-closure",
+        "ringreduce/torch/optimizer/distributed_optimizer.py",
+        "        is_reduced = self._is_fresh()\n",
+        "        is_reduced = False\n",
+        ("test_optimizer_rounds.py::test_a_closure_that_reduces",),
     ),
     Mutation(
         "too-often",
