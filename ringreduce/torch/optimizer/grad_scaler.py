@@ -16,6 +16,7 @@ def reduce_before_unscaling() -> None:
     The first one begins unscale_(optimizer), which writes down whether the gradients are finite: those of this rank
     alone may not be where others are, and ranks would leave out different steps. The second one ends step(optimizer),
     which may have left out the optimizer's step. torch has no hooks there, so its methods are replaced.
+    A scaler with enabled=False does so too: a script clips after unscale_() whether its scaler is enabled or not.
     """
     scaler: Any = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
     if hasattr(scaler.unscale_, MARK):
@@ -25,7 +26,7 @@ def reduce_before_unscaling() -> None:
     @functools.wraps(plain_unscale)
     def unscale_(self: Any, optimizer: Any) -> Any:
         reduce = getattr(optimizer, "_reduce_for_scaler", None)
-        if reduce is not None and self.is_enabled():
+        if reduce is not None:
             reduce()
         return plain_unscale(self, optimizer)
 

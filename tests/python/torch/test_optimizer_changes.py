@@ -96,7 +96,7 @@ def test_gradients_that_are_changed_while_they_are_reduced(
     run_ranks(change_gradients, 2, args=(settings,))
 
 
-def scale_gradients(settings: dict[str, Any], clips: bool) -> None:
+def scale_gradients(settings: dict[str, Any], clips: bool, is_enabled: bool = True) -> None:
     """A GradScaler's step(): as one rank with all data, without what is infinite on one rank only.
 
     clips: after unscale_(), as with the plain optimizer or, in every other step, as with Horovod's. Sums show what is
@@ -110,11 +110,11 @@ def scale_gradients(settings: dict[str, Any], clips: bool) -> None:
         )
         plain = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
         parts = 1 if clips else world.size
-        scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=100)
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=100, enabled=is_enabled)
         for step in range(5):
             optimizer.zero_grad()
             plain.zero_grad()
-            is_infinite = step in (1, 2)
+            is_infinite = is_enabled and step in (1, 2)
             x = images(world.rank, step)
             scaler.scale(model(x * float("inf") if is_infinite and world.rank == 1 else x).pow(2).sum()).backward()
             if clips:
@@ -129,7 +129,7 @@ def scale_gradients(settings: dict[str, Any], clips: bool) -> None:
                 scaler.step(optimizer)
             scaler.update()
             assert not optimizer._clipped  # also where the step was left out: the next round is another one
-            assert scaler.get_scale() == {0: 64.0, 1: 32.0}.get(step, 16.0)
+            assert scaler.get_scale() == ({0: 64.0, 1: 32.0}.get(step, 16.0) if is_enabled else 1.0)
             if not is_infinite:
                 for rank in range(world.size):
                     (alone(images(rank, step)).pow(2).sum() / parts).backward()
@@ -149,6 +149,13 @@ def test_a_grad_scaler_looks_at_reduced_gradients(
     settings: dict[str, Any], clips: bool, run_ranks: Callable[..., Any]
 ) -> None:
     run_ranks(scale_gradients, 2, args=(settings, clips))
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_a_grad_scaler_that_is_switched_off_reduces_too(
+    settings: dict[str, Any], run_ranks: Callable[..., Any]
+) -> None:
+    run_ranks(scale_gradients, 2, args=(settings, True, False))
 
 
 class Around(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
