@@ -146,6 +146,21 @@ def instance_of(compression: Any) -> Any:
     return compression() if isinstance(compression, type) and issubclass(compression, Stateful) else compression
 
 
+def described(compression: Any) -> str:
+    """A compressor in words that are the same on all ranks, for them to compare, where it has the same settings.
+
+    object's own repr() holds an address, which differs from rank to rank.
+    """
+    if isinstance(compression, type):
+        return compression.__qualname__
+    kind: Any = type(compression)
+    if kind.__repr__ is not object.__repr__:
+        return repr(compression)
+    attributes = getattr(compression, "__dict__", {}).items()
+    settings = {name: value for name, value in attributes if isinstance(value, int | float | str)}
+    return f"{kind.__qualname__} {settings}"
+
+
 def make(compression: Any, channel: Channel) -> Exchange:
     """The exchange of one bucket for a compressor of either protocol."""
     if isinstance(compression, Stateful):

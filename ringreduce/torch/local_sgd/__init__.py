@@ -14,7 +14,7 @@ from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.job.collective_json import allgather_json
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.torch.compression import Compression
-from ringreduce.torch.gradient_reduction import instance_of
+from ringreduce.torch.gradient_reduction import described, instance_of
 from ringreduce.torch.local_sgd.mixin import LocalSGDMixin, Schedule
 from ringreduce.torch.local_sgd.outer import ElasticAveraging, Outer, diloco, slowmo
 from ringreduce.torch.optimizer.mixins import check_plain, with_mixin
@@ -78,7 +78,7 @@ def LocalSGD(
     outer_text = _described_outer(outer)
     _made += 1
     if process_set.included() and len(process_set.ranks) > 1:
-        mine = [*schedule.numbers(), outer_text, _described(schedule.compression)]
+        mine = [*schedule.numbers(), outer_text, described(schedule.compression)]
         _made = _agree(process_set, [_made, mine, [[list(p.shape), str(p.dtype)] for p in parameters]])
     name = f"local_sgd.{_made}"
     wrapped = with_mixin(optimizer, LocalSGDMixin)
@@ -128,13 +128,6 @@ def _described_outer(outer: Outer | None) -> str:
     return (
         f"{type(outer).__name__ if isinstance(outer, ElasticAveraging) else ''} {type(made).__name__} {made.defaults}"
     )
-
-
-def _described(compression: Any) -> str:
-    if isinstance(compression, type):
-        return compression.__qualname__
-    settings = {name: value for name, value in vars(compression).items() if isinstance(value, int | float | str)}
-    return f"{type(compression).__qualname__} {settings}"
 
 
 def _agree(process_set: ProcessSet, mine: list[Any]) -> int:

@@ -301,7 +301,7 @@ class Reducer:
         chosen = self._settings
         settings = (
             f"op={int(chosen.op)} prescale={chosen.prescale} postscale={chosen.postscale} "
-            f"compression={_name(chosen.compression)} gradient_as_bucket_view={chosen.views} "
+            f"compression={gradient_reduction.described(chosen.compression)} gradient_as_bucket_view={chosen.views} "
             f"fusion_threshold={self._limit}"
         )
         digest = hashlib.sha256(repr((described, buckets, settings)).encode()).hexdigest()
@@ -358,7 +358,3 @@ def _make_sparse(slot: Slot, dims: int) -> None:
     grad = slot.parameter.grad
     if grad is not None and grad.layout is torch.strided:
         slot.parameter.grad = grad.to_sparse(dims)
-
-
-def _name(compression: Any) -> str:
-    return compression.__name__ if isinstance(compression, type) else repr(compression)

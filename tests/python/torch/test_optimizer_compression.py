@@ -283,6 +283,49 @@ def disagree() -> None:
             optimizer.step()
 
 
+class Scaled:
+    """A compressor with settings, and without a repr() of its own: that of object holds an address."""
+
+    def __init__(self, factor: float, table: Any = None) -> None:
+        self.factor, self.table = factor, table
+
+    def compress(self, tensor: Any) -> tuple[Any, Any]:
+        return tensor * self.factor, self.factor
+
+    def decompress(self, tensor: Any, ctx: Any) -> Any:
+        return tensor / ctx
+
+
+class Slotted:
+    """A compressor without a dictionary of attributes."""
+
+    __slots__ = ()
+
+    def compress(self, tensor: Any) -> tuple[Any, Any]:
+        return tensor, None
+
+    def decompress(self, tensor: Any, ctx: Any) -> Any:
+        return tensor
+
+
+def compare_compressors() -> None:
+    with hvd.init() as world:
+        kept = [bytearray(1 << 20) for _ in range(world.rank)]  # else addresses may be the same
+        model = Bag()
+        for compressor in (Scaled(0.5, kept), Slotted()):
+            optimizer = wrap(model, compressor)
+            reduced(model, optimizer, gradients(world.rank, 0))
+            del optimizer
+        with pytest.raises(hvd.MismatchError, match=r"compression=Scaled.*'factor': 0.5.*compression=Scaled.*1.5"):
+            wrap(model, Scaled(0.5 + world.rank))
+        with pytest.raises(hvd.MismatchError, match=r"compression=Scaled.*compression=Slotted"):
+            wrap(model, (Scaled(0.5), Slotted())[world.rank])
+
+
+def test_compressors_are_compared_by_what_they_are_made_of(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(compare_compressors, 2)
+
+
 def test_disagreement(run_ranks: Callable[..., Any]) -> None:
     run_ranks(disagree, 2)
 
