@@ -63,6 +63,11 @@ HOOKS = (
     "_optimizer_load_state_dict_post_hooks",
 )
 
+REPLACED = (
+    "a gradient was replaced after clip_grad_norm_(), which with shard_step=True reduces this rank's share of it only: "
+    "call optimizer.synchronize() before gradients are replaced, on all ranks"
+)
+
 
 def check_shardable(optimizer: torch.optim.Optimizer, settings: Settings) -> None:
     """Raises InvalidArgumentError for an optimizer that is not known to be elementwise, or settings that do not fit."""
@@ -158,7 +163,9 @@ class ShardedMixin(DistributedMixin):
     ) -> torch.Tensor:
         """See DistributedMixin: each rank looks at its share, and one small all-reduce puts the norms together."""
         if self._synchronized and not self._pending():
-            return super().clip_grad_norm_(max_norm, norm_type, error_if_nonfinite)
+            whole = super().clip_grad_norm_(max_norm, norm_type, error_if_nonfinite)
+            self._synchronized = True  # parameter.grad is whole, and what replaces it now is used
+            return whole
         if self._is_to_be_reduced():
             self._reduce()
         self._synchronized = False
@@ -193,6 +200,8 @@ class ShardedMixin(DistributedMixin):
             with torch.enable_grad():
                 loss = closure()
         fresh = self._is_fresh()
+        if fresh and not self._synchronized and any(bucket.has_replaced() for bucket in self._buckets()):
+            raise InvalidArgumentError(REPLACED)
         if not self._is_reduced():
             self._reduce()
         elif not fresh:

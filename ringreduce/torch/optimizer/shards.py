@@ -157,6 +157,10 @@ class ShardedBucket(RegisteredBucket):
         work = group.allgather_async(operand(mine), f"{self.name}.{what}", operand(all_of_it), shares)
         return on_stream(work, all_of_it)
 
+    def has_replaced(self) -> bool:
+        """Whether a gradient was replaced since the reduction; one that was taken away was not."""
+        return any(slot.parameter.grad is not None and slot.parameter.grad is not slot.view for slot in self.slots)
+
     def recollect(self) -> None:
         """Brings gradients that were replaced since the reduction back to their place."""
         for slot in self.slots:

@@ -39,6 +39,10 @@ def assert_alike(model: Any) -> None:
         assert torch.equal(everywhere, everywhere[:1].expand_as(everywhere)), name
 
 
+def loss_of(model: Any, rank: int, step: int) -> Any:
+    return model[2](model[1](model[0](torch.sin(torch.arange(8.0) * (rank + 1) + step).view(2, 4)))).pow(2).sum()
+
+
 # --- gradients that are taken away ------------------------------------------------------------------------------------
 
 
@@ -401,6 +405,38 @@ def test_the_state_is_broadcast_between_steps(run_ranks: Callable[..., Any]) -> 
     run_ranks(broadcast_between_steps, 2)
 
 
+def replace_clipped_gradients() -> None:
+    """With shares only this rank's share is reduced by clip_grad_norm_() alone: what replaces it is not ignored."""
+    with hvd.init() as world:
+        shared, whole = three_layers(), three_layers()
+        sharing, plainly = sgd(shared, shard_step=True), sgd(whole)
+
+        def begin(model: Any, optimizer: Any, step: int, *calls: str) -> None:
+            optimizer.zero_grad()
+            loss_of(model, world.rank, step).backward()
+            for call in calls:
+                getattr(optimizer, call)(*[0.5] * (call == "clip_grad_norm_"))
+            for parameter in model.parameters():
+                parameter.grad = parameter.grad.clamp(-0.1, 0.1)
+
+        clip, synchronize = "clip_grad_norm_", "synchronize"
+        for step, calls in enumerate([(clip, synchronize), (synchronize, clip), (synchronize, clip, clip)]):
+            begin(shared, sharing, step, clip)
+            with pytest.raises(hvd.InvalidArgumentError, match=r"replaced.*call optimizer\.synchronize\(\) before"):
+                sharing.step()
+            begin(shared, sharing, step, *calls)
+            sharing.step()
+            begin(whole, plainly, step, clip)
+            plainly.step()
+            assert_alike(shared)
+            for mine, wanted in zip(shared.parameters(), whole.parameters(), strict=True):
+                torch.testing.assert_close(mine, wanted)
+
+
+def test_gradients_that_are_replaced_after_clipping(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(replace_clipped_gradients, 2)
+
+
 # --- closures that reduce ---------------------------------------------------------------------------------------------
 
 IN_CLOSURES: dict[str, dict[str, Any]] = {
@@ -410,10 +446,6 @@ IN_CLOSURES: dict[str, dict[str, Any]] = {
     "shares": {"shard_step": True},
     "sum, shares": {"shard_step": True, "op": hvd.Sum},
 }
-
-
-def loss_of(model: Any, rank: int, step: int) -> Any:
-    return model[2](model[1](model[0](torch.sin(torch.arange(8.0) * (rank + 1) + step).view(2, 4)))).pow(2).sum()
 
 
 def reduce_in_closures(settings: dict[str, Any]) -> None:
