@@ -54,7 +54,7 @@ class DistributedMixin(torch.optim.Optimizer):
         self._reducers = []
         self._reduced: set[torch.nn.Parameter] = set()
         self._idle: list[torch.nn.Parameter] = []  # those that required no gradient when last looked at
-        self.backward_passes_per_step = backward_passes_per_step
+        self._passes = backward_passes_per_step
         self._extend()
 
     def _extend(self) -> None:
@@ -75,7 +75,7 @@ class DistributedMixin(torch.optim.Optimizer):
 
     def _make_reducer(self, named: list[Named]) -> Reducer:
         whole = [(name, parameter, 0) for name, parameter, _ in named]
-        return Reducer(whole, self._settings, self._process_set, self.backward_passes_per_step)
+        return Reducer(whole, self._settings, self._process_set, self._passes)
 
     def _pending(self) -> bool:
         return any(reducer.pending for reducer in self._reducers)
@@ -143,9 +143,18 @@ class DistributedMixin(torch.optim.Optimizer):
             if isinstance(value, torch.Tensor)
         ]
 
+    @property
+    def backward_passes_per_step(self) -> int:
+        """How many backward() calls come before a step. To set it is to call set_backward_passes_per_step()."""
+        return self._passes
+
+    @backward_passes_per_step.setter
+    def backward_passes_per_step(self, passes: int) -> None:
+        self.set_backward_passes_per_step(passes)
+
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes how many backward() calls come before a step; between steps."""
-        self.backward_passes_per_step = passes
+        self._passes = passes
         for reducer in self._reducers:
             reducer.set_passes(passes)
 

@@ -122,7 +122,7 @@ class ShardedMixin(DistributedMixin):
         super()._start(names, *arguments)
 
     def _make_reducer(self, named: list[Named]) -> ShardedReducer:
-        reducer = ShardedReducer(named, self._settings, self._process_set, self.backward_passes_per_step)
+        reducer = ShardedReducer(named, self._settings, self._process_set, self._passes)
         self._fit_groups()
         for bucket in reducer.shards:
             self._inner.param_groups[bucket.section]["params"].extend(bucket.pieces)

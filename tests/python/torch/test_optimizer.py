@@ -177,6 +177,16 @@ def follow_the_rules() -> None:
         optimizer.step()
         check(model, wanted)
 
+        optimizer.backward_passes_per_step = 3
+        optimizer.add_param_group({"params": torch.nn.Linear(1, 1).parameters()})
+        optimizer.zero_grad()
+        wanted = expected(model, world.size, (0, 0, 0))
+        for _ in range(3):
+            backward()
+        optimizer.step()
+        check(model, wanted)
+        assert optimizer.backward_passes_per_step == 3
+
 
 def test_horovods_rules(run_ranks: Callable[..., Any]) -> None:
     run_ranks(follow_the_rules, 2)
