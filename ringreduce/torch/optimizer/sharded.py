@@ -182,11 +182,13 @@ class ShardedMixin(DistributedMixin):
             raise RuntimeError(
                 f"The total norm of order {norm_type} of the gradients is non-finite, so they cannot be clipped"
             )
-        scale = torch.clamp(max_norm / (norm.float() + 1e-6), max=1.0)
+        if all(grad.dtype is not torch.float64 for grad in grads):
+            norm = norm.float()
+        scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         for grad in grads:
             grad.mul_(scale)
         self._clipped = self._is_doubtful = True
-        return norm.float()
+        return norm
 
     @untraced(STEP)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

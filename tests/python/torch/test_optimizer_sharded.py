@@ -318,6 +318,28 @@ def test_clipping(run_ranks: Callable[..., Any]) -> None:
     run_ranks(clip, 2)
 
 
+def clip_in_double() -> None:
+    """The norm of float64 gradients is float64 in both forms, and so is what they are scaled by."""
+    with hvd.init() as world, small_buckets():
+        for norm_type in (2.0, 1.0, float("inf")):
+            ends = []
+            for shard_step in (False, True):
+                model = Net().double()
+                optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), shard_step=shard_step)
+                for step in range(2):
+                    optimizer.zero_grad()
+                    loss_of(model, world.rank, step).backward()
+                    norm = optimizer.clip_grad_norm_(0.01, norm_type)
+                    optimizer.step()
+                ends.append([norm, *(parameter.detach() for parameter in model.parameters())])
+            for whole, shared in zip(*ends, strict=True):
+                torch.testing.assert_close(shared, whole, rtol=1e-13, atol=1e-14)
+
+
+def test_clipping_in_double(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(clip_in_double, 2)
+
+
 def follow_the_rules() -> None:
     """Closures, accumulation, groups and parameters that come later, dtypes, the zero_grad guard, step hooks."""
     with hvd.init() as world, small_buckets():
