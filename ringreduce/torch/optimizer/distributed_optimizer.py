@@ -15,6 +15,7 @@ from ringreduce.job.collective_json import allreduce_integers
 from ringreduce.job.process_sets import ProcessSet
 from ringreduce.torch.collectives.allreduce import allreduce
 from ringreduce.torch.optimizer import same_start
+from ringreduce.torch.optimizer.clipping import norm_of, put_together, scale_down
 from ringreduce.torch.optimizer.grad_scaler import reduce_before_unscaling
 from ringreduce.torch.optimizer.mixins import check_memory, same_groups
 from ringreduce.torch.optimizer.reducer import INTERRUPTED, Reducer, Settings
@@ -188,7 +189,7 @@ class DistributedMixin(torch.optim.Optimizer):
         """Reduces the gradients, and scales them so that the norm of all together is at most max_norm.
 
         The step() that follows uses them as they are. Collective. Arguments and result as of
-        torch.nn.utils.clip_grad_norm_; the norm is the same on all ranks.
+        torch.nn.utils.clip_grad_norm_; the norm is the same on all ranks, which agree on it by eight bytes.
 
         >>> loss.backward()
         >>> optimizer.clip_grad_norm_(1.0)
@@ -198,7 +199,12 @@ class DistributedMixin(torch.optim.Optimizer):
             self._reduce()
         self._synchronized = False
         parameters = [p for group in self.param_groups for p in group["params"]]
-        norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite)
+        if self._reducers:
+            grads = [p.grad for p in parameters if p.grad is not None]
+            norm = put_together(norm_of(grads, float(norm_type)), Max, self._process_set)
+            norm = scale_down(grads, norm, max_norm, norm_type, error_if_nonfinite)
+        else:  # one rank, or its own gradients for op=Adasum
+            norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite)
         self._clipped = self._is_doubtful = True
         return norm
 

@@ -31,12 +31,11 @@ from ringreduce._core import Work
 from ringreduce.collectives.ops import Average, Max, Sum
 from ringreduce.errors import InvalidArgumentError, MismatchError, ShutdownError, TimeoutError
 from ringreduce.torch.compression import NoneCompressor
+from ringreduce.torch.optimizer.clipping import norm_of, put_together, scale_down
 from ringreduce.torch.optimizer.distributed_optimizer import NOT_REDUCED, DistributedMixin, Named
 from ringreduce.torch.optimizer.reducer import Settings
 from ringreduce.torch.optimizer.shard_state import of_pieces, to_parameters, to_pieces, to_shard
 from ringreduce.torch.optimizer.shards import ShardedBucket, ShardedReducer
-from ringreduce.torch.profiling import profiled
-from ringreduce.torch.tensors import operand
 from ringreduce.torch.tracing import STEP, untraced
 
 ELEMENTWISE = (
@@ -91,12 +90,6 @@ def check_shardable(optimizer: torch.optim.Optimizer, settings: Settings) -> Non
             raise InvalidArgumentError(
                 "shard_step=True: two parameters share their memory; give both modules the same torch.nn.Parameter"
             )
-
-
-def _norm(tensor: torch.Tensor, order: float) -> torch.Tensor:
-    wide = torch.promote_types(tensor.dtype, torch.float32)
-    norm: torch.Tensor = torch.linalg.vector_norm(tensor, order, dtype=wide)
-    return norm.double()
 
 
 def _plain_step(plain: type[torch.optim.Optimizer]) -> Callable[[torch.optim.Optimizer], Any]:
@@ -169,24 +162,13 @@ class ShardedMixin(DistributedMixin):
         if self._is_to_be_reduced():
             self._reduce()
         self._synchronized = False
-        order, group = float(norm_type), profiled(self._process_set.group)
+        order = float(norm_type)
         grads = [bucket.shard.grad for bucket in self._buckets() if bucket.shard.grad is not None]
-        zero = torch.zeros((), dtype=torch.float64, device=grads[0].device if grads else None)
-        norms = torch.stack([zero, *(_norm(grad, order) for grad in grads)])
-        mine = torch.linalg.vector_norm(norms, order).reshape(1)
+        mine = norm_of(grads, order)
         total = mine if math.isinf(order) else mine**order
-        memory = operand(total)
-        group.allreduce(memory, memory, int(Max if math.isinf(order) else Sum), 1.0, 1.0, None)
-        norm: torch.Tensor = (total if math.isinf(order) else total ** (1.0 / order))[0]
-        if error_if_nonfinite and not torch.isfinite(norm):
-            raise RuntimeError(
-                f"The total norm of order {norm_type} of the gradients is non-finite, so they cannot be clipped"
-            )
-        if all(grad.dtype is not torch.float64 for grad in grads):
-            norm = norm.float()
-        scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-        for grad in grads:
-            grad.mul_(scale)
+        total = put_together(total, Max if math.isinf(order) else Sum, self._process_set)
+        norm = total if math.isinf(order) else total ** (1.0 / order)
+        norm = scale_down(grads, norm, max_norm, norm_type, error_if_nonfinite)
         self._clipped = self._is_doubtful = True
         return norm
 

@@ -437,6 +437,64 @@ def test_gradients_that_are_replaced_after_clipping(run_ranks: Callable[..., Any
     run_ranks(replace_clipped_gradients, 2)
 
 
+# --- the norm ---------------------------------------------------------------------------------------------------------
+
+
+def differ_in_threads(settings: dict[str, Any]) -> None:
+    """torch's sums depend on its number of threads: those of most norms, and all of float16's."""
+    with hvd.init() as world:
+        torch.set_num_threads(1 + 3 * world.rank)
+        own = []
+        for dtype, norm_type in [(torch.float32, 1.0), (torch.float32, 3.0), (torch.float16, 2.0)]:
+            torch.manual_seed(3)
+            values = torch.randn(64, 32, 33, 33).to(dtype).contiguous(memory_format=torch.channels_last)
+            model = torch.nn.ParameterList([torch.nn.Parameter(values)])
+            plain = torch.optim.SGD(model.parameters(), lr=0.1)
+            optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), **settings)
+            model[0].grad = values.clone()
+            own.append(torch.linalg.vector_norm(values, norm_type).item())
+            norm = optimizer.clip_grad_norm_(1.0, norm_type)
+            optimizer.step()
+            assert_alike(model)
+            assert hvd.allgather_object(norm.item()) == [norm.item()] * world.size
+            wanted = torch.linalg.vector_norm(values.double(), norm_type)
+            torch.testing.assert_close(norm.double(), wanted, rtol=1e-3, atol=0)
+            assert torch.isnan(norm_of_nan(model, optimizer))
+        mine, theirs = hvd.allgather_object(own)
+        assert mine != theirs  # else this test shows nothing
+
+
+def norm_of_nan(model: Any, optimizer: Any) -> Any:
+    optimizer.zero_grad()
+    model[0].grad = torch.full_like(model[0], float("nan"))
+    with pytest.raises(RuntimeError, match="non-finite"):
+        optimizer.clip_grad_norm_(1.0, error_if_nonfinite=True)
+    return optimizer.clip_grad_norm_(1.0)
+
+
+@pytest.mark.parametrize("settings", VIEWS_AND_SHARES)
+def test_ranks_with_other_numbers_of_threads_agree_on_the_norm(
+    settings: dict[str, Any], run_ranks: Callable[..., Any]
+) -> None:
+    run_ranks(differ_in_threads, 2, args=(settings,))
+
+
+def clip_beside_a_joined_rank() -> None:
+    with hvd.init() as world:
+        model = three_layers()
+        optimizer = sgd(model)
+        for step in range(1 if world.rank else 3):
+            optimizer.zero_grad()
+            loss_of(model, world.rank, step).backward()
+            optimizer.clip_grad_norm_(0.5, 1.0)
+            optimizer.step()
+        assert hvd.join() == 0
+
+
+def test_clipping_beside_a_joined_rank(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(clip_beside_a_joined_rank, 2)
+
+
 # --- closures that reduce ---------------------------------------------------------------------------------------------
 
 IN_CLOSURES: dict[str, dict[str, Any]] = {

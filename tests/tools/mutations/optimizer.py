@@ -264,6 +264,13 @@ ROWS = (
         ("test_optimizer_sharded.py::test_clipping",),
     ),
     Mutation(
+        "norm-of-this-ranks-threads",
+        "ringreduce/torch/optimizer/distributed_optimizer.py",
+        "put_together(norm_of(grads, float(norm_type)), Max, self._process_set)",
+        "norm_of(grads, float(norm_type))[0]",
+        ("test_optimizer_rounds.py::test_ranks_with_other_numbers_of_threads_agree_on_the_norm",),
+    ),
+    Mutation(
         "adasum",
         "ringreduce/torch/optimizer/adasum_optimizer.py",
         "torch.add(start, change, out=parameter.data)",
