@@ -10,6 +10,7 @@ those of the step that is not shared out.
 What differs from the step that is not shared out:
 
 * After step(), parameter.grad is reduced on the share of this rank only. After synchronize() it is so everywhere.
+* Hooks before the step run before it waits for the reduction.
 * state_dict() is collective: it gathers the shares, into the format of the plain optimizer. optimizer.state has that of
   frozen parameters alone.
 * Parameters that are added or switched on later have buckets of their own; none can be switched off.
