@@ -10,10 +10,6 @@ from collections.abc import Sequence
 
 import torch
 
-from ringreduce.job.process_sets import ProcessSet
-from ringreduce.torch.profiling import profiled
-from ringreduce.torch.tensors import operand
-
 
 def norm_of(grads: Sequence[torch.Tensor], order: float) -> torch.Tensor:
     """The norm of all of them together, as this rank computes it: one float64."""
@@ -25,13 +21,6 @@ def norm_of(grads: Sequence[torch.Tensor], order: float) -> torch.Tensor:
     together = torch.stack([norm.to(norms[0].device) for norm in norms]) if norms else torch.zeros(1)
     total: torch.Tensor = torch.linalg.vector_norm(together.double(), order).reshape(1)
     return total
-
-
-def put_together(number: torch.Tensor, op: int, process_set: ProcessSet) -> torch.Tensor:
-    """The ranks' numbers, one float64 each, reduced in place. Collective."""
-    memory = operand(number)
-    profiled(process_set.group).allreduce(memory, memory, int(op), 1.0, 1.0, None)
-    return number[0]
 
 
 def scale_down(

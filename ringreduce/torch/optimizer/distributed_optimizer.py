@@ -13,9 +13,9 @@ from ringreduce.collectives.ops import Max
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.job.collective_json import allreduce_integers
 from ringreduce.job.process_sets import ProcessSet
-from ringreduce.torch.collectives.allreduce import allreduce
+from ringreduce.torch.collectives.allreduce import allreduce, allreduce_
 from ringreduce.torch.optimizer import same_start
-from ringreduce.torch.optimizer.clipping import norm_of, put_together, scale_down
+from ringreduce.torch.optimizer.clipping import norm_of, scale_down
 from ringreduce.torch.optimizer.grad_scaler import reduce_before_unscaling
 from ringreduce.torch.optimizer.mixins import check_memory, same_groups
 from ringreduce.torch.optimizer.reducer import INTERRUPTED, Reducer, Settings
@@ -201,7 +201,7 @@ class DistributedMixin(torch.optim.Optimizer):
         parameters = [p for group in self.param_groups for p in group["params"]]
         if self._reducers:
             grads = [p.grad for p in parameters if p.grad is not None]
-            norm = put_together(norm_of(grads, float(norm_type)), Max, self._process_set)
+            norm = allreduce_(norm_of(grads, float(norm_type)), op=Max, process_set=self._process_set)[0]
             norm = scale_down(grads, norm, max_norm, norm_type, error_if_nonfinite)
         else:  # one rank, or its own gradients for op=Adasum
             norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite)
@@ -244,8 +244,7 @@ class DistributedMixin(torch.optim.Optimizer):
 
     def _begin_step(self) -> None:
         """Warns where step() reduces once more what synchronize() has reduced."""
-        is_used = self._clipped and not self._pending()
-        if self._should_synchronize and self._synchronized and not is_used:
+        if self._should_synchronize and self._synchronized and not self._clipped:
             self._synchronized = False
             warnings.warn(
                 "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "

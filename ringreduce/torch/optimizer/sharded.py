@@ -31,8 +31,9 @@ import torch
 from ringreduce._core import Work
 from ringreduce.collectives.ops import Average, Max, Sum
 from ringreduce.errors import InvalidArgumentError, MismatchError, ShutdownError, TimeoutError
+from ringreduce.torch.collectives.allreduce import allreduce_
 from ringreduce.torch.compression import NoneCompressor
-from ringreduce.torch.optimizer.clipping import norm_of, put_together, scale_down
+from ringreduce.torch.optimizer.clipping import norm_of, scale_down
 from ringreduce.torch.optimizer.distributed_optimizer import NOT_REDUCED, DistributedMixin, Named
 from ringreduce.torch.optimizer.reducer import Settings
 from ringreduce.torch.optimizer.shard_state import of_pieces, to_parameters, to_pieces, to_shard
@@ -167,8 +168,8 @@ class ShardedMixin(DistributedMixin):
         grads = [bucket.shard.grad for bucket in self._buckets() if bucket.shard.grad is not None]
         mine = norm_of(grads, order)
         total = mine if math.isinf(order) else mine**order
-        total = put_together(total, Max if math.isinf(order) else Sum, self._process_set)
-        norm = total if math.isinf(order) else total ** (1.0 / order)
+        allreduce_(total, op=Max if math.isinf(order) else Sum, process_set=self._process_set)
+        norm = total[0] if math.isinf(order) else total[0] ** (1.0 / order)
         norm = scale_down(grads, norm, max_norm, norm_type, error_if_nonfinite)
         self._clipped = self._is_doubtful = True
         return norm

@@ -266,7 +266,7 @@ ROWS = (
     Mutation(
         "norm-of-this-ranks-threads",
         "ringreduce/torch/optimizer/distributed_optimizer.py",
-        "put_together(norm_of(grads, float(norm_type)), Max, self._process_set)",
+        "allreduce_(norm_of(grads, float(norm_type)), op=Max, process_set=self._process_set)[0]",
         "norm_of(grads, float(norm_type))[0]",
         ("test_optimizer_rounds.py::test_ranks_with_other_numbers_of_threads_agree_on_the_norm",),
     ),
