@@ -70,7 +70,6 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
   std::vector<int> everyone;
   for (int r = 0; r < size; ++r) everyone.push_back(r);
   groups_.set_world(std::make_unique<Group>(*this, fd, everyone, 0));
-  hold_presence(world().control());
   answers_ = std::make_unique<StatusAnswers>(
       StatusAnswers::From{world().control(), world().hosts(), rank, hostname_, [this] { return groups_.calls_text(); },
                           [this](int world_rank) { return peers_.pid_of(world_rank); },
@@ -87,6 +86,7 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
         WaitSampler::From{groups_, peers_, remote_links_, statuses(), log_, *recording_.recorder,
                           settings_.late_warning_percent / 100, [] { return Context::alive() == 1; }});
   }
+  hold_presence(world().control());  // nothing fails from here on: who holds it and goes has not left
   engine_ = start_thread([this] { wait_loop_.run_engine(); });
 }
 

@@ -1,12 +1,24 @@
 #include "engine/peer_watch.h"
 
+#include <algorithm>
+
 namespace rr {
+namespace {
+// In a look, of the ranks in turn: to ask the kernel about one takes time with the number of all (256 ranks that each
+// ask about all of them ten times a second would take half a core).
+constexpr size_t kAskedAtOnce = 8;
+}  // namespace
 
 bool PeerWatch::hold(int memory_file, int world_rank, std::function<bool(int)> is_expected) {
   const std::lock_guard lock(looking_);
   if (!presence_.hold(memory_file, world_rank)) return false;
   is_expected_ = std::move(is_expected);
   return true;
+}
+
+// A rank that arrives says so when it holds its Presence, and one that leaves before it drops it.
+bool PeerWatch::is_replaced(int rank) const {
+  return is_expected_(rank) && presence_.is_gone(rank) && is_expected_(rank);
 }
 
 void PeerWatch::look() {
@@ -18,10 +30,10 @@ void PeerWatch::look() {
     death.is_known.store(true, std::memory_order_release);
   };
   for (const int rank : liveness_.newly_dead()) note(rank, kEndedWithoutShutdown);
-  // Gone first: a rank that leaves says so before it goes.
-  for (int rank = 0; rank < static_cast<int>(deaths_.size()) && is_expected_ != nullptr; ++rank) {
-    if (liveness_.is_watched(rank) && presence_.is_gone(rank) && is_expected_(rank))
-      note(rank, kReplacedWithoutShutdown);
+  for (size_t asked = 0; asked < std::min(kAskedAtOnce, deaths_.size()) && is_expected_ != nullptr; ++asked) {
+    const int rank = next_asked_;
+    next_asked_ = (rank + 1) % static_cast<int>(deaths_.size());
+    if (liveness_.is_watched(rank) && is_replaced(rank)) note(rank, kReplacedWithoutShutdown);
   }
   if (reader_ == nullptr) return;
   for (const LostRank& lost : reader_->newly_lost()) note(lost.world_rank, lost.why);

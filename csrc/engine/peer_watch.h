@@ -31,10 +31,9 @@ class PeerWatch {
 
  private:
   friend class Context;
-  void close() {  // in a forked child: its descriptors
-    liveness_.close();
-    presence_.close();
-  }
+  void close() { liveness_.close(); }  // in a forked child: its descriptors
+
+  bool is_replaced(int rank) const;
 
   struct Death {
     std::atomic<bool> is_known{false};
@@ -46,6 +45,7 @@ class PeerWatch {
   Liveness liveness_;
   Presence presence_;
   std::function<bool(int)> is_expected_;  // null before hold()
+  int next_asked_ = 0;                    // whether it is replaced
   std::vector<Death> deaths_;             // by world rank
 };
 

@@ -58,8 +58,9 @@ void UnnamedWindow::add(const OperationPtr& operation) {
 void UnnamedWindow::consume(Ticket ticket) {
   consumed_[ticket.request_slot] = true;
   operations_[ticket.request_slot].reset();
+  const uint64_t before = oldest_;
   while (oldest_ < next_ && consumed_[oldest_ % kUnnamedSlots]) ++oldest_;
-  publish();
+  if (oldest_ != before) publish();
 }
 
 std::vector<OperationPtr> UnnamedWindow::drain() {

@@ -17,7 +17,8 @@ struct flock byte_of(int rank) {
 }  // namespace
 
 bool Presence::hold(int memory_file, int rank) {
-  file_ = Fd(::open(("/proc/self/fd/" + std::to_string(memory_file)).c_str(), O_RDWR | O_CLOEXEC));
+  const std::string path = "/proc/self/fd/" + std::to_string(memory_file);
+  file_ = OwnedFd::from([&] { return ::open(path.c_str(), O_RDWR | O_CLOEXEC); });
   struct flock lock = byte_of(rank);
   if (file_ && ::fcntl(file_.get(), F_OFD_SETLK, &lock) == 0) return true;
   file_.reset();

@@ -50,7 +50,6 @@ TEST_CASE("hundreds of unnamed asynchronous operations in flight: a rank that is
   }
 }
 
-// Under the address sanitizer: who finishes an operation that nobody else holds must not look at it afterwards.
 // Otherwise it would look for itself, a tenth of a second later.
 TEST_CASE("a rank that waits for room in the window is rung by the one that makes room") {
   const Environment environment{};
@@ -80,6 +79,7 @@ TEST_CASE("a rank that waits for room in the window is rung by the one that make
   CHECK(rung > 5);
 }
 
+// Under the address sanitizer: who finishes an operation that nobody else holds must not look at it afterwards.
 TEST_CASE("unnamed operations whose handles were dropped end by themselves, and in join()") {
   const Environment environment{};
   CHECK_NOTHROW(run_ranks(2, [](Rank& rank) {

@@ -50,7 +50,6 @@ TEST_CASE("a process that runs another program is gone") {
   Fd orders(to_child[1]), answers(from_child[0]);
   const pid_t pid = forked();
   if (pid == 0) {
-    presence.close();
     Presence own;
     char order = own.hold(memory.get(), 1) ? 'y' : 'n';
     ::dup2(to_child[0], 0);
