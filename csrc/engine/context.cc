@@ -163,6 +163,7 @@ void Context::shutdown(const std::string& why) {
   if (answers_ != nullptr) answers_->stop();
   if (network_.reader != nullptr) network_.reader->leave();
   world_memory_.reset();
+  peers_.drop();
 }
 
 std::string Context::lost_text(const std::string& why) const {

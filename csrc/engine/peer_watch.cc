@@ -16,6 +16,12 @@ bool PeerWatch::hold(int memory_file, int world_rank, std::function<bool(int)> i
   return true;
 }
 
+void PeerWatch::drop() {
+  const std::lock_guard lock(looking_);
+  is_expected_ = nullptr;
+  presence_ = Presence();
+}
+
 // A rank that arrives says so when it holds its Presence, and one that leaves before it drops it.
 bool PeerWatch::is_replaced(int rank) const {
   return is_expected_(rank) && presence_.is_gone(rank) && is_expected_(rank);

@@ -24,6 +24,8 @@ class PeerWatch {
   // This rank is there, and others of its host are to be noticed that are so no more. is_expected(rank): whether a rank
   // has said that it holds its Presence, and not that it leaves.
   bool hold(int memory_file, int world_rank, std::function<bool(int)> is_expected);
+  // This rank has said that it leaves.
+  void drop();
   void look();  // notes who was lost since the last look
   // Why the rank is lost; null: as far as is known it is not.
   const char* cause_of_death(int world_rank) const;

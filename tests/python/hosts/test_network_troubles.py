@@ -164,15 +164,15 @@ def test_hosts_that_have_ipv6_only(lab: Lab, only_ipv6: None) -> None:
     assert results(lab, per_host=2, env={"RINGREDUCE_ADDRESS": "[fd77::1]:29400"}) == [RIGHT] * 6
 
 
-@pytest.mark.parametrize("limit", [16, 11])
+@pytest.mark.parametrize("limit", [17, 11])
 def test_few_descriptors(lab: Lab, limit: int) -> None:
-    """A rank of three on three hosts needs 12 or 13; with fewer no rank hangs, and one that lacks them says so. Who has
+    """A rank of three on three hosts needs 13 or 14; with fewer no rank hangs, and one that lacks them says so. Who has
     not heard why another one has left knows that it has."""
     program = ["prlimit", f"--nofile={limit}", sys.executable, lab.folder / "sum.py"]
     # It takes 10 s until a rank gives up; one that waits may warn before, and so may one whose dial nobody answers.
     with lab_job(lab, program, "abc", 1, {"RINGREDUCE_STALL_WARNING": "0"}) as ranks:
         texts = [process.communicate(timeout=HANG_S)[0] for process in ranks]
-    if limit == 16:
+    if limit == 17:
         assert texts == [RIGHT] * 3
     else:
         assert all(text.splitlines()[-1].startswith("PeerLostError: ") for text in texts), "\n\n".join(texts)

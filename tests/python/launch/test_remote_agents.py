@@ -389,11 +389,14 @@ def wait_until_gone(path: Path) -> None:
 
 
 def test_only_its_user_reads_the_secret_and_its_file_ends_with_the_job(tmp_path: Path) -> None:
-    with rank_with_a_secret(tmp_path, "read line") as (process, path, _):
+    go_on = tmp_path / "go on"
+    script = f"until [ -e {shlex.quote(str(go_on))} ]; do sleep 0.05; done; exit 1"
+    with rank_with_a_secret(tmp_path, script) as (process, path, _):
         facts = path.stat()
         assert stat.S_IMODE(facts.st_mode) == 0o600
         assert facts.st_uid == os.geteuid()
         assert re.fullmatch("[0-9a-f]{64}", path.read_text())
+        go_on.touch()
         assert ended(process)[0] == 1
     wait_until_gone(path)
 
