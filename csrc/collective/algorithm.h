@@ -74,7 +74,7 @@ struct Team {
   void ring_others() const {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     for (size_t i = 0; i < bells.size(); ++i) {
-      if (static_cast<int>(i) != rank() && bells[i]->sleepers.load(std::memory_order_relaxed) != 0) wake_all(*bells[i]);
+      if (static_cast<int>(i) != rank()) wake_sleepers(*bells[i]);
     }
   }
 };

@@ -1,18 +1,12 @@
 // Shows what a thread of this rank waits for, to the sampler and to who looks on from outside the job.
 #pragma once
 
-#include <unistd.h>
-
 #include <cstdint>
 
 #include "negotiation/segment/control_segment.h"
+#include "os/thread.h"
 
 namespace rr {
-
-inline bool is_main_thread() {
-  thread_local const bool is_main = ::gettid() == ::getpid();
-  return is_main;
-}
 
 // For as long as it lives. A wait within another one of the same thread is the outer one; and a main thread's wait
 // hides those of other threads.

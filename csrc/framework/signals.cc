@@ -1,7 +1,6 @@
 #include "framework/signals.h"
 
 #include <signal.h>
-#include <unistd.h>
 
 #include <array>
 #include <atomic>
@@ -9,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/never_destroyed.h"
+#include "os/thread.h"
 
 namespace rr {
 namespace {
@@ -103,7 +103,7 @@ SignalWatch::~SignalWatch() { current = outer_; }
 
 void SignalWatch::look() {
   if (python.run_and_raise == nullptr || current == nullptr) return;
-  if (::gettid() == ::getpid()) {
+  if (is_main_thread()) {
     if (python.run_and_raise()) end("a signal");
     return;
   }

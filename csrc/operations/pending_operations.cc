@@ -298,12 +298,12 @@ bool PendingOperations::discard_message(Operation& operation) {
   return true;
 }
 
-bool PendingOperations::is_any_withdrawn() const {
+void PendingOperations::withdraw_if_void() {
   bool is_any = false;
   unnamed_.for_each([&](Ticket ticket, const OperationPtr& /*operation*/) {
     is_any |= from_.control.head(ticket.request_slot, from_.rank).tag.load() == 0;
   });
-  return is_any;
+  if (is_any) withdraw();
 }
 
 void PendingOperations::withdraw() {

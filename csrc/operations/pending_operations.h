@@ -78,8 +78,8 @@ class PendingOperations {
   // A deadlock verdict: what this rank has announced without a number of its own that all ranks share is void, and the
   // unnamed operations go on where the rank that was ahead had come to.
   void withdraw();
-  // Whether a verdict has withdrawn something that this rank announced before it joined.
-  bool is_any_withdrawn() const;
+  // The same of a rank that has joined, if a verdict has withdrawn something that it announced before.
+  void withdraw_if_void();
   // The caller of an operation is gone: its memory is neither read nor written any more. For one of the log: it has
   // been withdrawn there. False of a message that has begun to arrive.
   void discard(Operation& operation);

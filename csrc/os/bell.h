@@ -22,10 +22,13 @@ enum class Woken { kRung, kTimeout, kSignal };
 Woken sleep_on(Bell& bell, uint32_t seen, int64_t timeout_ns);
 void wake_all(Bell& bell);
 
-// Full fence between the caller's publication and the look at the sleepers.
+// Behind a full fence after the caller's publication: one fence does for many bells.
+inline void wake_sleepers(Bell& bell) {
+  if (bell.sleepers.load(std::memory_order_relaxed) != 0) wake_all(bell);
+}
 inline void ring(Bell& bell) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (bell.sleepers.load(std::memory_order_relaxed) != 0) wake_all(bell);
+  wake_sleepers(bell);
 }
 
 class SleepScope {

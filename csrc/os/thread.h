@@ -2,6 +2,7 @@
 #pragma once
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <functional>
 #include <future>
@@ -9,6 +10,11 @@
 #include <utility>
 
 namespace rr {
+
+inline bool is_main_thread() {
+  thread_local const bool is_main = ::gettid() == ::getpid();
+  return is_main;
+}
 
 // The signals of this thread are blocked for as long as this lives, but for those that an instruction causes: a handler
 // that prints where a crash was (Python's faulthandler) still runs.

@@ -1,10 +1,10 @@
 // Bindings: what kernels of frameworks may call, and which process sets they find.
 #include <pybind11/stl.h>
-#include <unistd.h>
 
 #include "base/never_destroyed.h"
 #include "framework/calls.h"
 #include "framework/jax.h"
+#include "os/thread.h"
 #include "python/bindings.h"
 #include "python/objects.h"
 
@@ -27,7 +27,7 @@ bool run_signal_handlers() {
 
 // On the main thread, whose handler it was: another thread's kernel may end for the same signal, and fail first.
 void raise_of_handler() {
-  if (::gettid() != ::getpid()) return;
+  if (!is_main_thread()) return;
   if (const auto raised = std::move(raised_by_handler()); raised != nullptr) throw *raised;
 }
 

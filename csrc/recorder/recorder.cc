@@ -7,6 +7,7 @@
 
 #include "base/hash.h"
 #include "base/text.h"
+#include "os/thread.h"
 #include "recorder/cycle_times.h"
 
 namespace rr {
@@ -37,7 +38,7 @@ std::string key_of(uint16_t group, const std::string& name) {
 uint16_t thread_number() {
   static std::atomic<uint32_t> others{0};
   thread_local const uint16_t number =
-      ::gettid() == ::getpid() ? uint16_t{0} : static_cast<uint16_t>(std::min<uint32_t>(UINT16_MAX, ++others));
+      is_main_thread() ? uint16_t{0} : static_cast<uint16_t>(std::min<uint32_t>(UINT16_MAX, ++others));
   return number;
 }
 

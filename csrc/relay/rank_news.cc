@@ -151,6 +151,7 @@ void RankNews::remember(int rank, Ticket ticket) {
 
 // Of the unnamed ones, which all announce in their order, the last that all ranks here have announced ends last.
 bool RankNews::awaits_others() {
+  if (do_links_ring_) return false;
   const Requests& requests = parts_.negotiation.requests();
   const std::vector<int>& here = parts_.hosts.here();
   const auto is_over = [&](Ticket ticket) {
@@ -158,23 +159,25 @@ bool RankNews::awaits_others() {
     return requests.complete(ticket) || requests.is_overwritten(ticket) ||
            std::none_of(here.begin(), here.end(), has_announced);
   };
-  const auto is_awaited = [&](Ticket ticket) {
+  const auto have_all_announced = [&](Ticket ticket) {
     RankMask participants;
-    return requests.complete_here(ticket, &participants) && !is_over(ticket);
+    return requests.complete_here(ticket, &participants);
   };
   bool is_any = false;
   for (auto one = named_.begin(); one != named_.end();) {
     const Ticket ticket = {one->first, one->second};
-    is_any |= is_awaited(ticket);
-    one = is_over(ticket) ? named_.erase(one) : std::next(one);
+    const bool ends = is_over(ticket);
+    is_any |= !ends && have_all_announced(ticket);
+    one = ends ? named_.erase(one) : std::next(one);
   }
   uint64_t unnamed = UINT64_MAX;
   for (const int r : here) {
     const Sent& sent = sent_[static_cast<size_t>(r)];
     if (!sent.has_joined) unnamed = std::min(unnamed, sent.unnamed);
   }
-  const bool has_unnamed = unnamed != 0 && unnamed != UINT64_MAX;
-  return is_any || (has_unnamed && is_awaited(Ticket::unnamed(unnamed - 1)));
+  if (is_any || unnamed == 0 || unnamed == UINT64_MAX) return is_any;
+  const Ticket last = Ticket::unnamed(unnamed - 1);
+  return !is_over(last) && have_all_announced(last);
 }
 
 void RankNews::send_quick(int rank, Ticket ticket) {

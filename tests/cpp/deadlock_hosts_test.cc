@@ -82,13 +82,11 @@ TEST_CASE("stuck: unnamed operations beside a named one; then they count alike")
   }));
 }
 
-struct Stop {};
-
 // Looks around when all others have joined as well.
 void interrupted_join(Rank& rank) {
   bool is_stopped = false;
   try {
-    rank.world.join([] { throw Stop(); });
+    rank.world.join(stop);
   } catch (const Stop&) {
     is_stopped = true;
   }

@@ -65,9 +65,6 @@ TEST_CASE("join: what needs everybody fails on the ranks that called it, and onl
   }));
 }
 
-struct Stop {};
-void stop() { throw Stop(); }
-
 // What the other ranks would count or not, by the moment at which they look.
 void expect_refused(Rank& rank, const std::string& why) {
   Floats data(4000, 1.0F);

@@ -50,6 +50,10 @@ void run_threads(int size, const std::function<void(int)>& body);
 // Runs body on `size` ranks. A rank that raises leaves, which releases the others.
 void run_ranks(int size, const std::function<void(Rank&)>& body, size_t capacity = 64);
 
+// An interrupt that ends whatever waits.
+struct Stop {};
+inline void stop() { throw Stop(); }
+
 // The message of the E that call raises; fails when it raises nothing or something else.
 template <class E, class Call>
 std::string raised(Call call) {

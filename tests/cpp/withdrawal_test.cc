@@ -8,9 +8,6 @@
 namespace rr::test {
 namespace {
 
-struct Stop {};
-void stop() { throw Stop(); }
-
 // Calls the sum, until the exception of an interrupt comes out, and gives it up as a synchronous call does.
 void interrupt_sum(Rank& rank, Group& group, const Sum& sum) {
   try {

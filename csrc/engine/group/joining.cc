@@ -64,7 +64,7 @@ void Joining::drain() {
   {
     const auto submitted = parts_.submitted.lock();
     PendingOperations& pending = submitted->pending;
-    if (pending.is_any_withdrawn()) pending.withdraw();
+    pending.withdraw_if_void();
     pending.push_unnamed();
     pending.push_named();
     if (pending.has_named() || !pending.unnamed().is_empty() || !pending.logged().empty()) return;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <thread>
 
@@ -20,6 +21,18 @@ constexpr int64_t kOverlookedNs = 500'000;     // so long a leader that is at wo
 constexpr double kVerdictS = 10.0;             // the hosts take so long to settle a verdict, at most
 // What all ranks are in when its call is interrupted has so long to end.
 constexpr double kFinishS = 10.0;
+
+// A thread that waits until others have consumed: they ring then.
+class RoomWait {
+ public:
+  explicit RoomWait(const ControlSegment& control) : waiters_(control.header().room_waiters) { waiters_.fetch_add(1); }
+  ~RoomWait() { waiters_.fetch_sub(1); }
+  RoomWait(const RoomWait&) = delete;
+  RoomWait& operator=(const RoomWait&) = delete;
+
+ private:
+  std::atomic<uint32_t>& waiters_;
+};
 
 }  // namespace
 
@@ -136,10 +149,11 @@ bool Waiter::wait_until_finished(Operation& operation, double timeout_s, Interru
     return false;
   };
   bool in_time = false;
-  try {
+  try {  // std::ref: a wait allocates nothing
     in_time = parts_.context.wait_loop().wait_until(
-        finished, parts_.has_work, timeout_s < 0 ? Deadline::never() : Deadline::after_s(std::max(timeout_s, 1e-9)),
-        interrupt, parts_.ranks_outnumber_cores, tick, is_overlooked);
+        std::ref(finished), parts_.has_work,
+        timeout_s < 0 ? Deadline::never() : Deadline::after_s(std::max(timeout_s, 1e-9)), interrupt,
+        parts_.ranks_outnumber_cores, std::ref(tick), std::ref(is_overlooked));
   } catch (...) {
     if (blocked) unblock();
     throw;
@@ -297,22 +311,6 @@ bool Waiter::poll(Operation& operation) {
 void Waiter::give_back_name(const Operation& operation) {
   if (!operation.name.empty()) parts_.submitted.lock()->pending.give_back_name(operation);
 }
-
-namespace {
-
-// A thread that waits until others have consumed: they ring then.
-class RoomWait {
- public:
-  explicit RoomWait(const ControlSegment& control) : waiters_(control.header().room_waiters) { waiters_.fetch_add(1); }
-  ~RoomWait() { waiters_.fetch_sub(1); }
-  RoomWait(const RoomWait&) = delete;
-  RoomWait& operator=(const RoomWait&) = delete;
-
- private:
-  std::atomic<uint32_t>& waiters_;
-};
-
-}  // namespace
 
 void Waiter::wait_until(const std::function<bool()>& done, Interrupt interrupt, const std::function<void()>& tick) {
   parts_.context.wait_loop().wait_until(done, parts_.has_work, Deadline::never(), interrupt,

@@ -144,7 +144,7 @@ void Watchdog::look() {
   PendingOperations& pending = submitted->pending;
   // Of a join() that is under way, or was interrupted.
   const bool has_joined = parts_.control().line(parts_.from.rank).joined.load(std::memory_order_acquire) != 0;
-  if (has_joined && pending.is_any_withdrawn()) pending.withdraw();
+  if (has_joined) pending.withdraw_if_void();
   fail_if_needed_rank_left(pending, cut_off);
   fail_if_nobody_can_send(pending, cut_off);
   fail_if_out_of_order(pending);

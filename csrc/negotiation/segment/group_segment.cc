@@ -13,8 +13,7 @@ uint64_t GroupSegment::largest_unnamed() const {
 void GroupSegment::ring_waiters() const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (const int r : hosts.here()) {
-    Bell& bell = *bells_.wait[static_cast<size_t>(r)];
-    if (r != rank && bell.sleepers.load(std::memory_order_relaxed) != 0) wake_all(bell);
+    if (r != rank) wake_sleepers(*bells_.wait[static_cast<size_t>(r)]);
   }
 }
 
@@ -23,10 +22,7 @@ void GroupSegment::ring_waiters() const {
 void GroupSegment::ring_room_waiters() const {
   if (control.header().room_waiters.load(std::memory_order_relaxed) == 0) return;
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  for (const int r : hosts.here()) {
-    Bell& bell = *bells_.wait[static_cast<size_t>(r)];
-    if (bell.sleepers.load(std::memory_order_relaxed) != 0) wake_all(bell);
-  }
+  for (const int r : hosts.here()) wake_sleepers(*bells_.wait[static_cast<size_t>(r)]);
 }
 
 void GroupSegment::ring_all() const {
@@ -40,8 +36,7 @@ void GroupSegment::ring_all() const {
 void GroupSegment::ring_engines(const RankMask& mask) const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (const int r : hosts.here()) {
-    Bell& bell = *bells_.engine[static_cast<size_t>(r)];
-    if (mask.test(r) && bell.sleepers.load(std::memory_order_relaxed) != 0) wake_all(bell);
+    if (mask.test(r)) wake_sleepers(*bells_.engine[static_cast<size_t>(r)]);
   }
 }
 
