@@ -53,6 +53,7 @@ bool Groups::progress(bool from_engine, bool* busy) {
   if (!lock.owns_lock()) {
     // Whoever is at work may have looked at the notes before the last one was written, for which the engine was woken.
     if (busy != nullptr) *busy = has_links;
+    if (has_links && from_engine) driven_ns_.store(now_ns(), std::memory_order_relaxed);
     return false;
   }
   if (has_links && !from_engine) driven_ns_.store(now_ns(), std::memory_order_relaxed);
@@ -76,6 +77,7 @@ bool Groups::progress(bool from_engine, bool* busy) {
     gpu_.note_busy(must_poll_device() || (work && gpu_.device()->is_busy()));
   }
   if (busy != nullptr) *busy = work || is_in_transit();
+  if (is_housekeeping_due_.load(std::memory_order_relaxed) && is_housekeeping_due_.exchange(false)) keep_house();
   return moved;
 }
 
@@ -101,8 +103,18 @@ int64_t Groups::linger_until_ns() const {
   return until;
 }
 
+// One that waited for the lock would wait for long behind a thread that calls one operation after the other, and be
+// woken each time that the thread lets go of the lock.
 void Groups::housekeep() {
-  const std::lock_guard lock(executor_);
+  const std::unique_lock lock(executor_, std::try_to_lock);
+  if (lock.owns_lock()) {
+    keep_house();
+  } else {
+    is_housekeeping_due_.store(true);
+  }
+}
+
+void Groups::keep_house() {
   bool waits_for_peers = false;
   for_each([&](Group& group) { waits_for_peers |= group.waits_on_device_for_peers(); });
   gpu_.trim_mappings(waits_for_peers);

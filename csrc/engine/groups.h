@@ -43,6 +43,7 @@ class Groups {
   bool must_poll() const;
   // When an open bucket is to be closed; INT64_MAX: there is none, or another thread is at work.
   int64_t linger_until_ns() const;
+  // While another thread is at work: has that thread do it, at the end of its step.
   void housekeep();
   // What this rank has called last, in words, in the world and in the process sets that it has called something in.
   std::string calls_text() const;
@@ -52,11 +53,12 @@ class Groups {
 
   // Whether something that was pushed to other hosts needs looking after until it has left.
   bool is_in_transit() const { return in_transit_.load(std::memory_order_relaxed); }
-  // When a thread that waits has looked at the links last; 0 without links.
+  // When a thread that waits has looked at the links last, or was found to be at work; 0 without links.
   int64_t driven_ns() const { return driven_ns_.load(std::memory_order_relaxed); }
 
  private:
   bool must_poll_device() const;
+  void keep_house();  // executor lock held
   // The world first. Executor lock held.
   template <class Do>
   void for_each(Do what) const {
@@ -72,6 +74,7 @@ class Groups {
   Guarded<std::vector<std::shared_ptr<Group>>> listed_;  // the same
   std::atomic<bool> in_transit_{false};
   std::atomic<int64_t> driven_ns_{0};
+  std::atomic<bool> is_housekeeping_due_{false};
 };
 
 }  // namespace rr

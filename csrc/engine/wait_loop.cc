@@ -211,6 +211,7 @@ void WaitLoop::run_engine() {
       }
       driven_since_ns = 0;
       if (from_.groups.progress(true, &busy)) continue;
+      if (from_.groups.driven_ns() >= now) continue;  // a thread that waits is in the middle of a step
       const int64_t linger = from_.groups.linger_until_ns();
       if (linger != INT64_MAX) {
         sleep_ns = std::max<int64_t>(1000, std::min(kIdleNs, linger - now_ns()));
