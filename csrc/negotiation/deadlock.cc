@@ -85,6 +85,7 @@ void Deadlock::withdraw_blocked(const std::string& text, uint64_t unnamed) {
   Header& header = control_.header();
   write_text(header.withdraw_text, text);
   header.withdraw_unnamed = unnamed;
+  header.verdicts.fetch_add(1);
   for (int r = 0; r < control_.size(); ++r) {
     RankLine& line = control_.line(r);
     if (line.joined.load() != 0) {  // it waits for nothing, and the counters go on behind what it alone has announced

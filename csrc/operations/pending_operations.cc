@@ -307,7 +307,6 @@ void PendingOperations::withdraw_if_void() {
 }
 
 void PendingOperations::withdraw() {
-  ++verdicts_;
   const Deadlock::Verdict verdict = negotiation_.deadlock().verdict();
   const auto error = std::make_exception_ptr(MismatchError(verdict.text));
   unnamed_.for_each([&](Ticket ticket, const OperationPtr& operation) {

@@ -84,7 +84,6 @@ class PendingOperations {
   // been withdrawn there. False of a message that has begun to arrive.
   void discard(Operation& operation);
   bool discard_message(Operation& operation);
-  uint32_t verdicts() const { return verdicts_; }  // that have withdrawn something here
 
  private:
   void add_logged(const OperationPtr& operation);
@@ -102,7 +101,6 @@ class PendingOperations {
   PointToPoint messages_;
   std::unordered_map<std::string, OperationPtr> by_name_;
   std::unordered_map<uint64_t, OperationPtr> logged_;
-  uint32_t verdicts_ = 0;
 };
 
 }  // namespace rr

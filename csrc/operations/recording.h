@@ -7,9 +7,10 @@
 
 namespace rr {
 
-// The call of an operation, before it is announced. verdicts: deadlock verdicts of the group so far. Together with the
-// joins that all ranks have ended they tell in which epoch all ranks count the calls of a name alike: a rank that joins
-// has called less often, and a verdict withdraws other calls on each rank.
+// The call of an operation, before it is announced. verdicts: deadlock verdicts of the group so far, also those
+// that have withdrawn nothing of this rank, which had joined. Together with the joins that all ranks have ended they
+// tell in which epoch all ranks count the calls of a name alike: a rank that joins has called less often, and a verdict
+// withdraws other calls on each rank.
 inline void record_call(const Resources& from, Operation& operation, uint32_t verdicts = 0) {
   if (!from.recorder.is_on()) return;
   const auto joins = static_cast<uint32_t>(from.control.header().join_epoch.load(std::memory_order_acquire));

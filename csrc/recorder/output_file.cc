@@ -33,14 +33,17 @@ void OutputFile::open(NamedBy who) {
       fd_ = OwnedFd::from([&] { return ::open(path_.c_str(), O_WRONLY | O_CLOEXEC | flags, 0666); });
     } while (!fd_ && errno == EINTR);
   };
+  // A pipe that nobody reads is not waited for: it is refused.
   if (who == NamedBy::kUser) {
-    open_with(O_CREAT);
+    open_with(O_CREAT | O_NONBLOCK);
+    if (!fd_ && errno == ENXIO) throw error("is a pipe that nobody reads: start its reader first", 0);
     if (!fd_) throw error("cannot be made", errno);
+    ::fcntl(fd_.get(), F_SETFL, 0);  // writes wait
     return;
   }
   open_with(O_CREAT | O_EXCL);
   if (fd_) return;                                          // ours, whomever a network's file system names as its owner
-  if (errno == EEXIST) open_with(O_NOFOLLOW | O_NONBLOCK);  // a pipe that nobody reads is not waited for
+  if (errno == EEXIST) open_with(O_NOFOLLOW | O_NONBLOCK);
   if (!fd_) {
     const int code = errno;
     throw code == ELOOP ? error("cannot be made: it is a symbolic link", 0) : error("cannot be made", code);

@@ -282,6 +282,37 @@ TEST_CASE("recorder: of each operation its call, start and end, and who waited")
   });
 }
 
+TEST_CASE("recorder: after a deadlock verdict all ranks count alike, also one that had joined") {
+  const Environment environment{};
+  std::atomic<uint64_t> without[2];  // the rank that has joined: the number of "x"
+  std::atomic<uint64_t> numbers[3];  // of "after"
+  CHECK_NOTHROW(run_ranks(3, [&](Rank& rank) {
+    Recorder& recorder = rank.context.recorder();
+    expect(recorder.begin(), "a timeline begins");
+    if (rank.rank != 2) {
+      const Sum sum = start_sum(rank, rank.world, 4000, 1, rank.rank == 0 ? "x" : "y");
+      raised<MismatchError>([&] { rank.world.wait(*sum.operation, -1, nullptr); });
+      finish_sum(rank.world, start_sum(rank, rank.world, 4000, 1, "x"), 1 + 2);
+    }
+    rank.world.join(nullptr);
+    sum_now(rank, rank.world, 4000, 1, "after");
+    std::vector<Record> records(100);
+    records.resize(recorder.take(records.data(), records.size()));
+    std::vector<uint64_t> sums;
+    for (const Record& record : records) {
+      const bool is_sum = record.type == RecordType::kOperation && (record.flags & kRecordFailed) == 0;
+      if (is_sum) sums.push_back(record.number);
+    }
+    expect(sums.size() == (rank.rank == 2 ? 1 : 2), "what has not failed");
+    if (rank.rank != 2) without[rank.rank].store(sums[0]);
+    numbers[rank.rank].store(sums.back());
+  }));
+  CHECK(without[0].load() == without[1].load());
+  CHECK(numbers[0].load() != 0);
+  CHECK(numbers[0].load() == numbers[1].load());
+  CHECK(numbers[0].load() == numbers[2].load());
+}
+
 TEST_CASE("recorder: an operation that fails is recorded as failed") {
   run_ranks(2, [](Rank& rank) {
     Recorder& recorder = rank.context.recorder();

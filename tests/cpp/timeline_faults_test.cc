@@ -139,6 +139,13 @@ TEST_CASE("timeline: a pipe that nobody reads is refused, and is not waited for"
   REQUIRE(::mkfifo(folder.file("rank-0000.rr").c_str(), 0600) == 0);
   CHECK_THROWS_AS(Timeline(std::make_shared<Recorder>(), folder.file("rank-0000.rr"), "{}", nullptr, Log()),
                   UnavailableError);
+  REQUIRE(::mkfifo(folder.file("trace.json").c_str(), 0600) == 0);
+  const LiveTrace::Target target{folder.file("trace.json"), 0, 0, 0, {}, false};
+  CHECK_NOTHROW(expect_contains(raised<UnavailableError>([&] {
+                                  Timeline(std::make_shared<Recorder>(), folder.file("rank-0001.rr"), "{}", &target,
+                                           Log());
+                                }),
+                                "is a pipe that nobody reads"));
 }
 
 TEST_CASE("timeline: another user's file is not written") {

@@ -85,7 +85,7 @@ void Submitter::announce(const OperationPtr& operation, const Request& request, 
   };
   check_open();
   operation->number = submitted->calls.record(request.kind, request.name);
-  record_call(parts_.from, *operation, submitted->pending.verdicts());
+  record_call(parts_.from, *operation, parts_.control().header().verdicts.load());
   parts_.context.deadlock_timeout().record_call();
   add(parts_.from.stats.operations, 1);
   if (request.name == nullptr) {

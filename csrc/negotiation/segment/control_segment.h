@@ -155,7 +155,8 @@ struct Header {
   alignas(64) uint32_t failure_kind;   // index into the error table
   char failure_text[8188];
   char withdraw_text[2048];
-  uint64_t withdraw_unnamed;  // every rank's counter continues here after the verdict
+  uint64_t withdraw_unnamed;       // every rank's counter continues here after the verdict
+  std::atomic<uint32_t> verdicts;  // that all ranks wait for what can never be complete, so far
 };
 
 // How a request slot begins; the payload and the signature follow.

@@ -169,6 +169,13 @@ ROWS = (
         ("negotiation_steps_test::an operation that all ranks",),
     ),
     Mutation(
+        "verdict-uncounted",
+        "csrc/negotiation/deadlock.cc",
+        "  header.verdicts.fetch_add(1);\n",
+        "",
+        ("recorder_test::recorder: after a deadlock verdict",),
+    ),
+    Mutation(
         "false-deadlock",
         "csrc/negotiation/deadlock.cc",
         'if (ticket.tag == 0 || requests_.complete(ticket)) return "";',
