@@ -24,6 +24,15 @@ constexpr double kLongestShare = 0.4;  // of all the time that it was late, in o
 constexpr int64_t kOthersTimes = 3;    // later than each of the others
 }  // namespace
 
+std::vector<LateRanks::Late> LateRanks::still_late(std::vector<Late> seen, const std::vector<Late>& seen_later) {
+  const auto is_over = [&](const Late& one) {
+    return std::none_of(seen_later.begin(), seen_later.end(),
+                        [&](const Late& other) { return other.rank == one.rank && other.operation == one.operation; });
+  };
+  seen.erase(std::remove_if(seen.begin(), seen.end(), is_over), seen.end());
+  return seen;
+}
+
 void LateRanks::add(int64_t now_ns, int64_t dt_ns, std::vector<Late> late) {
   if (begun_ns_ == kNever) begun_ns_ = now_ns;
   window_.push_back({now_ns, dt_ns, std::move(late)});

@@ -28,6 +28,8 @@ class LateRanks {
   LateRanks(size_t size, size_t candidates, double share)
       : share_(share), candidates_(candidates), told_ns_(size, kNever) {}
 
+  // Of `seen`, who is as late in what was seen a while later: in the same operation.
+  static std::vector<Late> still_late(std::vector<Late> seen, const std::vector<Late>& seen_later);
   // dt_ns: for which the sample stands.
   void add(int64_t now_ns, int64_t dt_ns, std::vector<Late> late);
   // Who is late, as far as the last ten seconds tell.

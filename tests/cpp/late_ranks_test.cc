@@ -123,6 +123,19 @@ TEST_CASE("late ranks: steps of many seconds") {
   CHECK(steps.last.share == doctest::Approx(0.4).epsilon(0.2));
 }
 
+TEST_CASE("late ranks: who is missed for the time of a message only is not late") {
+  using Late = LateRanks::Late;
+  const auto still_late = [](std::vector<Late> seen, const std::vector<Late>& later) {
+    std::vector<int> ranks;
+    for (const Late& one : LateRanks::still_late(std::move(seen), later)) ranks.push_back(one.rank);
+    return ranks;
+  };
+  CHECK(still_late({{1, 7}, {2, 7}}, {{1, 7}}) == std::vector<int>{1});
+  CHECK(still_late({{1, 7}}, {{1, 8}}).empty());  // in the next operation
+  CHECK(still_late({{1, 7}}, {}).empty());
+  CHECK(still_late({}, {{1, 7}}).empty());
+}
+
 TEST_CASE("late ranks: the sampler counts who waits, and for whom") {
   CHECK_NOTHROW(run_ranks(3, [](Rank& rank) {
     barrier(rank.world);

@@ -77,6 +77,13 @@ ROWS = (
         ("late_ranks_test::late ranks: one is told",),
     ),
     Mutation(
+        "late-by-a-message",
+        "csrc/engine/late_ranks.cc",
+        "other.rank == one.rank && other.operation == one.operation",
+        "other.rank == one.rank",
+        ("late_ranks_test::late ranks: who is missed",),
+    ),
+    Mutation(
         "late-in-little-time",
         "csrc/engine/late_ranks.cc",
         "std::min(kQuickTimes * share_, (1 + share_) / 2)",
