@@ -152,9 +152,8 @@ def _standing(job: Job, mine: np.ndarray, rows: np.ndarray, waits: np.ndarray) -
     found = found[found["end_ns"] > found["begin_ns"]]
     known = found["operation"] >= 0
     found["complete_ns"] = np.where(found["operation"] == JOIN, found["end_ns"], found["begin_ns"])
-    if known.any():
-        complete = job.operations["complete_ns"][found["operation"]]
-        found["complete_ns"][known] = np.clip(complete, found["begin_ns"], found["end_ns"])[known]
+    complete = job.operations["complete_ns"][found["operation"][known]]
+    found["complete_ns"][known] = np.clip(complete, found["begin_ns"][known], found["end_ns"][known])
     found["row"] = -1
     if len(mine):
         at = np.minimum(np.searchsorted(rows["operation"], found["operation"]), len(mine) - 1)

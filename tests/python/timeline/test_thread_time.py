@@ -42,6 +42,16 @@ def test_the_time_in_join_is_waiting_for_others_and_nobody_is_late(tmp_path: Pat
     assert "rank 0 waits 400 us in join()" in (tmp_path / "page.html").read_text()
 
 
+def test_join_in_a_timeline_of_one_operation(tmp_path: Path) -> None:
+    first, second = pair()
+    call(first, 0, 100, 160, 190)
+    call(second, 0, 150, 160, 190)
+    first.wait(1, 200 * US, 400 * US, kind="join")
+    one, two = found_in((first, second), tmp_path).times
+    assert (one.computing_ns, one.waiting_ns, one.exposed_ns) == (10 * US, (50 + 200) * US, 40 * US)
+    assert (two.computing_ns, two.waiting_ns, two.exposed_ns) == (0, 0, 40 * US)
+
+
 def test_only_the_main_thread_and_each_moment_once_count(tmp_path: Path) -> None:
     """Another thread's wait is none of the main thread's time; waits within one another are one."""
     first, second = pair()
