@@ -94,6 +94,11 @@ def _of_records(tables: Tables, found: Matched) -> list[str]:
         )
     if found.repeated:
         said.append(f"{wording.counted(found.repeated, 'record')} left out: a rank is in an operation once.")
+    if found.uncounted:
+        said.append(
+            f"{wording.counted(found.uncounted, 'record')} left out: beyond 65,536 names a rank does not count calls: "
+            "of each such name the first is shown."
+        )
     if tables.differ:
         said.append(
             f"{ranks_text(tables.differ)} ran another version of ringreduce: kinds and algorithms may be wrong."

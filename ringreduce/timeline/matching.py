@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringreduce.timeline.record_file import MESSAGE, OPERATION, WAIT, RankRecords
+from ringreduce.timeline.record_file import MESSAGE, OPERATION, OTHER_NAME, WAIT, RankRecords
 from ringreduce.timeline.tables import Tables
 
 ROW = np.dtype(
@@ -73,13 +73,19 @@ MESSAGES = np.dtype(
 
 @dataclass(frozen=True)
 class Matched:
-    """The job's records by what they say. repeated: rows left out because a rank cannot be twice in an operation."""
+    """The job's records by what they say.
+
+    Attributes:
+        repeated: rows left out because a rank cannot be twice in an operation.
+        uncounted: those left out of OTHER_NAME, whose calls have no number of their own.
+    """
 
     rows: np.ndarray
     operations: np.ndarray
     waits: np.ndarray
     messages: np.ndarray
     repeated: int
+    uncounted: int
 
 
 def match(files: Sequence[RankRecords], tables: Tables) -> Matched:
@@ -90,7 +96,9 @@ def match(files: Sequence[RankRecords], tables: Tables) -> Matched:
     keys, ranks = keys[order], calls.rank[order]
     again = np.zeros(len(keys), bool)
     again[1:] = (keys[1:] == keys[:-1]) & (ranks[1:] == ranks[:-1])
+    uncounted = 0
     if again.any():
+        uncounted = int((calls.column("name")[order[again]] == OTHER_NAME).sum())
         order, keys = order[~again], keys[~again]
     first = np.flatnonzero(np.diff(keys, prepend=-1))
     counts = np.diff(first, append=len(keys))
@@ -102,7 +110,8 @@ def match(files: Sequence[RankRecords], tables: Tables) -> Matched:
     place = np.empty_like(sequence)
     place[sequence] = np.arange(len(sequence))
     found = _waits(waits, wait_keys, keys[first], place, operations)
-    return Matched(rows, operations, found, _messages(_Records.of(files, tables, MESSAGE)), int(again.sum()))
+    messages = _messages(_Records.of(files, tables, MESSAGE))
+    return Matched(rows, operations, found, messages, int(again.sum()) - uncounted, uncounted)
 
 
 class _Records:

@@ -35,6 +35,8 @@ VERSION = 1
 OPERATION, WAIT, CLOCK, MESSAGE, LINK = 0, 1, 2, 3, 4
 ASYNCHRONOUS, FAILED, QUICK, GPU_MEMORY, SHARED_BUCKET = 1, 2, 4, 8, 16
 NO_ALGORITHM = 255
+OTHER_NAME = 2**32 - 1
+"""The number of all names beyond those that a rank counts the calls of (Recorder::call())."""
 RECORD = np.dtype(
     [
         ("called_ns", "<i8"),

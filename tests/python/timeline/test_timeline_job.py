@@ -13,7 +13,7 @@ from timeline_files import EPOCH_NS, RankFile, block, json_block, steady_job, wr
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.timeline import blocks, job_warnings, matching, tables
 from ringreduce.timeline.job import Job
-from ringreduce.timeline.record_file import CLOCK, FAILED, RECORD
+from ringreduce.timeline.record_file import CLOCK, FAILED, OTHER_NAME, RECORD
 
 MS = 1_000_000
 
@@ -248,6 +248,25 @@ def test_a_rank_is_in_an_operation_once(tmp_path: Path) -> None:
     job = load(tmp_path, *files)
     assert job.operations["rows"].tolist() == [2, 2, 2, 2]
     assert job.warnings == ["1 record left out: a rank is in an operation once."]
+
+
+def test_later_calls_of_names_beyond_those_that_are_kept_are_said_to_be_left_out(tmp_path: Path) -> None:
+    """The recorder counts no calls of theirs: all have one number, which follows from the name."""
+    files = [RankFile(rank, 2) for rank in range(2)]
+    for file in files:
+        file.names["(more names than are kept)"] = OTHER_NAME
+        file.operation(0, 1000, 2000, 3000, "loss")
+        for call in range(1, 4):
+            at = 10_000 * call
+            file.operation(2**63 + 5, at, at + 1000, at + 2000, "(more names than are kept)")
+        file.operation(2**63 + 6, 50_000, 51_000, 52_000, "(more names than are kept)")
+    files[0].records.append(files[0].records[0])
+    job = load(tmp_path, *files)
+    assert job.operations["rows"].tolist() == [2, 2, 2]
+    assert job.warnings == [
+        "1 record left out: a rank is in an operation once.",
+        "4 records left out: beyond 65,536 names a rank does not count calls: of each such name the first is shown.",
+    ]
 
 
 def test_numbers_of_64_bits_are_matched(tmp_path: Path) -> None:
