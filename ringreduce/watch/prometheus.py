@@ -5,11 +5,14 @@ Format: https://prometheus.io/docs/instrumenting/exposition_formats/
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ringreduce.errors import InvalidArgumentError
 from ringreduce.timeline.whole_file import whole_file
 from ringreduce.watch.board import Board
 from ringreduce.watch.figures import JobFigures, RankFigures
@@ -48,17 +51,46 @@ def write_again_and_again(board: Board, path: Path, interval_s: float) -> int:
     """Writes the file until the process is interrupted, and removes it then: its figures would be old.
 
     While no job runs, there are no figures in it. What is no regular file, /dev/stdout or a pipe, stays, and so does a
-    link to the file.
+    link to the file. Where the first write fails, that is an error; a later one is tried again, and stderr says so.
+
+    Raises InvalidArgumentError where the file cannot be written.
     """
+    has_written, has_said = False, False
     try:
         while True:
             jobs = board.look()
-            with whole_file(path) as file:
-                file.write(text(jobs).encode())
+            try:
+                with whole_file(path) as file:
+                    file.write(text(jobs).encode())
+                has_written = True
+            except (InvalidArgumentError, OSError) as error:
+                # Of a pipe that nobody reads any more, or a device, the next write is no better.
+                if not has_written or (os.path.exists(path) and not os.path.isfile(path)):
+                    raise
+                # Once: a disk that is nearly full has room for the file in every second round, where none is yet.
+                if not has_said:
+                    print(f"ringreduce top: {error}; tried again every {interval_s:g} s", file=sys.stderr)
+                _take_away_figures(path, is_quiet=has_said)
+                has_said = True
             time.sleep(interval_s)
     finally:
-        if path.is_file():
+        _take_away_figures(path)
+
+
+def _take_away_figures(path: Path, is_quiet: bool = False) -> None:
+    """Removes the file, or empties it where its folder cannot be written. Raises nothing: what ends us goes on."""
+    try:
+        if not path.is_file():
+            return
+        try:
             path.resolve().unlink()
+        except OSError:
+            os.truncate(path, 0)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if not is_quiet:
+            print(f"ringreduce top: {path} keeps its last figures: {error.strerror}", file=sys.stderr)
 
 
 def text(jobs: Sequence[JobFigures]) -> str:
