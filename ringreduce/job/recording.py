@@ -51,7 +51,7 @@ class Recording:
     ) -> None:
         self.is_asked_by_variable = is_asked_by_variable
         self.place = rank, size
-        self._folder = folder
+        self.folder = folder
         self._trace = trace if rank == 0 else None
         self._mark_cycles = mark_cycles
         monotonic_ns, realtime_ns = time.monotonic_ns(), time.time_ns()
@@ -93,13 +93,13 @@ class Recording:
         from ringreduce.timeline.job import Job
 
         try:
-            _await_ends(self._folder)
-            nbytes = sum(path.stat().st_size for path in self._folder.glob(record_file.FILES))
+            _await_ends(self.folder)
+            nbytes = sum(path.stat().st_size for path in self.folder.glob(record_file.FILES))
             if nbytes > _MERGED_NBYTES_MOST:
-                command = f"ringreduce timeline merge {self._folder} --horovod {self._trace}"
+                command = f"ringreduce timeline merge {self.folder} --horovod {self._trace}"
                 print(f"ringreduce: the timeline is long; for a trace of all ranks: {command}", file=sys.stderr)
                 return
-            horovod.write(Job.load(self._folder), self._trace.resolve(), mark_cycles=self._mark_cycles)
+            horovod.write(Job.load(self.folder), self._trace.resolve(), mark_cycles=self._mark_cycles)
         except Exception as error:  # whatever it is, it must not fail a training that has come to its end
             what = f"{type(error).__name__}: {error}"
             print(f"ringreduce: the timeline {self._trace} shows rank 0 alone: {what}", file=sys.stderr)
@@ -107,8 +107,9 @@ class Recording:
 
 _lock = threading.RLock()
 _current: Recording | None = None
-_is_over = False
-"""Whether the timeline of a variable has ended before its process: the next one would write over its files."""
+_ended: dict[Path, str] = {}
+"""Where timelines of a variable have ended before the process, and why: the next one would write over their files.
+"" where that has been said."""
 
 
 def begin(path: str | os.PathLike[str], rank: int, size: int, mark_cycles: bool) -> None:
@@ -119,7 +120,7 @@ def begin(path: str | os.PathLike[str], rank: int, size: int, mark_cycles: bool)
         rank, size, mark_cycles: as Recording's.
 
     Raises:
-        UnavailableError: as Recording.
+        UnavailableError: as Recording. Where that is known before the files are made, the one that is on goes on.
     """
     _begin(Path(os.fsdecode(path)), rank, size, mark_cycles, is_asked_by_variable=False)
 
@@ -127,19 +128,21 @@ def begin(path: str | os.PathLike[str], rank: int, size: int, mark_cycles: bool)
 def begin_by_environment(rank: int, size: int) -> None:
     """Begins the timeline that RINGREDUCE_TIMELINE or HOROVOD_TIMELINE asks for, unless one is on.
 
-    It is on until the process ends, or is of another rank or size. A process that has inherited the variable from
-    another one whose timeline is on has none, and says so; likewise where the disk is full, or broken.
+    It is on until the process ends, or is of another rank or size, or calls start_timeline() or stop_timeline(). Its
+    files stay as they are then: another one would write over them, and stderr says once that there is none. A process
+    that has inherited the variable from another one whose timeline is on has none, and says so; likewise where the disk
+    is full, or broken.
 
     Raises:
         InvalidArgumentError: the files cannot be made; names the variable.
     """
-    global _is_over
     if _current is not None and _current.is_asked_by_variable and _current.place != (rank, size):
         now, before = ("rank {} of {}".format(*place) for place in ((rank, size), _current.place))
         print(f"ringreduce: the timeline ends here: this process is {now} now, and was {before}", file=sys.stderr)
+        folder = _current.folder
         end("the process has gone into another job")
-        _is_over = True
-    if _current is not None or _is_over:
+        _ended[folder] = ""
+    if _current is not None:
         return
     knob = config.value("RINGREDUCE_TIMELINE")
     if not knob.value or knob.value == _DYNAMIC:
@@ -148,6 +151,14 @@ def begin_by_environment(rank: int, size: int) -> None:
     try:
         path = Path(knob.value).expanduser()
         is_trace = knob.origin != knob.name or path.suffix == ".json"
+        folder, _ = _places(path, is_trace)
+        if folder in _ended:
+            if why := _ended[folder]:
+                what = "a timeline of this process is there already, and would be written over"
+                said = f"{knob.origin}={knob.value}: {what}; it ended when {why}"
+                print(f"ringreduce: no timeline from here on: {said}", file=sys.stderr)
+                _ended[folder] = ""
+            return
         _begin(path, rank, size, mark_cycles, is_asked_by_variable=True, is_trace=is_trace)
     except (UnavailableError, RuntimeError) as error:  # RuntimeError: ~name of nobody
         what = f"{knob.origin}={knob.value}: {error}"
@@ -166,23 +177,56 @@ def end(reason: str, is_last: bool = True) -> None:
         if _current is None or (_current.is_asked_by_variable and not is_last):
             return
         recording, _current = _current, None
+        if recording.is_asked_by_variable:
+            _ended[recording.folder] = reason
         recording.end(reason)
 
 
 def _begin(
     path: Path, rank: int, size: int, mark_cycles: bool, is_asked_by_variable: bool, is_trace: bool | None = None
 ) -> None:
-    """is_trace: whether the path is a trace's; None: unless it is a folder."""
+    """is_trace: as _places()'s."""
     global _current
     with _lock:
+        folder, trace = _places(path, is_trace)
+        if _current is not None:  # which shall not end for one that cannot begin
+            _make(folder, is_named=trace is None)
+            _try(record_file.file_of(folder, rank), is_trace=False)
+            if trace is not None and rank == 0:
+                _try(trace, is_trace=True)
         end("another timeline has begun")
-        try:
-            path = path.absolute()
-            is_trace = not path.is_dir() if is_trace is None else is_trace
-        except (OSError, ValueError) as error:
-            raise UnavailableError(f"the timeline's path {str(path)!r:.80} cannot be one: {error}") from error
-        folder = path.with_name(path.name + record_file.RANKS_SUFFIX) if is_trace else path
-        _current = Recording(folder, path if is_trace else None, rank, size, mark_cycles, is_asked_by_variable)
+        _current = Recording(folder, trace, rank, size, mark_cycles, is_asked_by_variable)
+
+
+def _places(path: Path, is_trace: bool | None) -> tuple[Path, Path | None]:
+    """The folder of the records, and the trace. is_trace: whether the path is a trace's; None: unless it is a folder.
+
+    Raises UnavailableError.
+    """
+    try:
+        path = path.absolute()
+        is_trace = not path.is_dir() if is_trace is None else is_trace
+        return (path.with_name(path.name + record_file.RANKS_SUFFIX), path) if is_trace else (path, None)
+    except (OSError, ValueError) as error:
+        raise UnavailableError(f"the timeline's path {str(path)!r:.80} cannot be one: {error}") from error
+
+
+def _try(file: Path, is_trace: bool) -> None:
+    """Opens a file as the recorder will, and leaves it as it is. Raises UnavailableError.
+
+    A pipe is not opened: who reads it would see an end.
+    """
+    try:
+        there = Path(os.path.realpath(file)) if is_trace and not file.exists() else file
+        with suppress(FileExistsError):
+            os.close(os.open(there, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+            there.unlink()
+            return
+        if not file.is_fifo():
+            mode = os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK
+            os.close(os.open(file, mode if is_trace else mode | os.O_NOFOLLOW))
+    except OSError as error:
+        raise UnavailableError(f"the timeline's file {file} cannot be made: {error.strerror}") from error
 
 
 def _make(folder: Path, is_named: bool) -> None:

@@ -1,10 +1,11 @@
-"""A process that goes into a job of another size: its timeline ends before, and its files stay whole."""
+"""A process whose timeline by a variable ends before it does: the files stay whole, whatever the process does next."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+import pytest
 from processes import completed
 from ranks import clean_environment
 
@@ -35,3 +36,89 @@ def test_a_timeline_ends_where_its_process_goes_into_a_job_of_another_size(tmp_p
     assert job.warnings == []
     assert all(file.has_ended for file in job.files)
     assert [(job.names[operation["name"]], operation["rows"]) for operation in job.operations] == [("of both", 2)]
+
+
+def names_in(folder: Path) -> list[str]:
+    """Of the operations, in a folder of records without a flaw."""
+    job = Job.load(folder)
+    assert job.warnings == []
+    return [job.names[operation["name"]] for operation in job.operations]
+
+
+ENDED_EARLY = """
+import os, numpy as np, ringreduce as hvd
+def life(name):
+    hvd.allreduce(np.ones(3, np.float32), name=name)
+with hvd.init():
+    life("first")
+    {ending}
+for _ in range(2):
+    with hvd.init():
+        life("second")
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "why"),
+    [
+        ("hvd.stop_timeline()", "stop_timeline() was called"),
+        ("hvd.start_timeline('another')", "another timeline has begun"),
+        ("hvd.start_timeline('another'); hvd.stop_timeline()", "another timeline has begun"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("variable", "folder"), [("RINGREDUCE_TIMELINE", "records"), ("HOROVOD_TIMELINE", "records.ranks")]
+)
+def test_a_timeline_that_was_ended_is_not_written_over(
+    ending: str, why: str, variable: str, folder: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "records"
+    command = [sys.executable, "-c", ENDED_EARLY.format(ending=ending)]
+    done = completed(command, env={**clean_environment(), variable: str(path)}, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    what = "a timeline of this process is there already, and would be written over"
+    assert done.stderr == f"ringreduce: no timeline from here on: {variable}={path}: {what}; it ended when {why}\n"
+    assert names_in(tmp_path / folder) == ["first"]
+
+
+def test_another_folder_gets_a_timeline_after_one_that_was_ended(tmp_path: Path) -> None:
+    ending = "hvd.stop_timeline(); os.environ['RINGREDUCE_TIMELINE'] += '2'"
+    command = [sys.executable, "-c", ENDED_EARLY.format(ending=ending)]
+    done = completed(command, env={**clean_environment(), "RINGREDUCE_TIMELINE": str(tmp_path / "records")})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert names_in(tmp_path / "records") == ["first"]
+    assert names_in(tmp_path / "records2") == ["second", "second"]
+
+
+START_FAILS = """
+import numpy as np, os, ringreduce as hvd
+with hvd.init():
+    hvd.allreduce(np.ones(3, np.float32), name="before")
+    for path in {paths!r}:
+        try:
+            hvd.start_timeline(path)
+        except hvd.UnavailableError as error:
+            print(error)
+    hvd.allreduce(np.ones(3, np.float32), name="after")
+"""
+
+
+def test_a_timeline_goes_on_where_another_one_cannot_begin(tmp_path: Path) -> None:
+    taken, linked, traced = (tmp_path / name for name in ("taken", "linked", "traced.ranks"))
+    for folder in (taken, linked, traced):
+        folder.mkdir()
+    (taken / "rank-0000.rr").mkdir()
+    (linked / "rank-0000.rr").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "traced").symlink_to("/dev/null/traced")
+    paths = ["/dev/null/records", str(taken), str(linked), str(tmp_path / "traced")]
+    command = [sys.executable, "-c", START_FAILS.format(paths=paths)]
+    done = completed(command, env={**clean_environment(), "RINGREDUCE_TIMELINE": str(tmp_path / "records")})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split(": ", 1)[0] for line in done.stdout.splitlines()] == [
+        "the timeline's folder /dev/null/records.ranks cannot be made",
+        f"the timeline's file {taken}/rank-0000.rr cannot be made",
+        f"the timeline's file {linked}/rank-0000.rr cannot be made",
+        f"the timeline's file {tmp_path}/traced cannot be made",
+    ]
+    assert names_in(tmp_path / "records") == ["before", "after"]
+    assert list(traced.iterdir()) == []
