@@ -20,7 +20,7 @@ def check(place: environment.Placement) -> None:
     """Raises NotInitializedError where a living process, not this one, has marked the place as its own."""
     process, _, name = os.environ.get(VARIABLE, "").partition(" ")
     pid, _, started = process.partition(".")
-    if name != _name(place) or process == _this_process() or started == "0":  # 0: /proc cannot be read
+    if name != _name(place) or process == this_process() or started == "0":  # 0: /proc cannot be read
         return
     if str(starter.start_time(int(pid))) != started:
         return
@@ -37,7 +37,7 @@ def check(place: environment.Placement) -> None:
 
 def mark(place: environment.Placement) -> None:
     """Called when this process has become a rank."""
-    os.environ[VARIABLE] = f"{_this_process()} {_name(place)}"
+    os.environ[VARIABLE] = f"{this_process()} {_name(place)}"
 
 
 def unmark() -> None:
@@ -50,7 +50,8 @@ def _is_child_of_multiprocessing() -> bool:
     return process is not None and process.parent_process() is not None
 
 
-def _this_process() -> str:
+def this_process() -> str:
+    """What tells this process from all others of its host, also after it has executed another program."""
     return f"{os.getpid()}.{starter.start_time(os.getpid())}"
 
 

@@ -20,10 +20,15 @@ from pathlib import Path
 
 from ringreduce import _core, config
 from ringreduce.errors import InvalidArgumentError, UnavailableError
+from ringreduce.job import inheritance
 from ringreduce.timeline import blocks, record_file
 
 _DYNAMIC = "DYNAMIC"
 """Horovod's value of HOROVOD_TIMELINE where start_timeline() will be called: nothing is begun before."""
+VARIABLE = "_RINGREDUCE_TIMELINE_TAKEN"
+"""A rank's mark in its environment, for the jobs that it starts: its process id and start time, and the folder of its
+timeline by a variable: "4711.86400 /home/me/records". It stays when that timeline, or the rank, has ended: a timeline
+in the same folder would write over its files. Not one of the user's knobs."""
 _OTHERS_S = 2.0
 """Rank 0 waits so long for the ends of the other ranks' files: they come at once, unless a rank was killed."""
 _NO_REASON_TO_END = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EAGAIN}
@@ -108,8 +113,9 @@ class Recording:
 _lock = threading.RLock()
 _current: Recording | None = None
 _ended: dict[Path, str] = {}
-"""Where timelines of a variable have ended before the process, and why: the next one would write over their files.
-"" where that has been said."""
+"""Where timelines of a variable have ended before the process, and why: the next one would write over their files."""
+_told: set[Path] = set()
+"""Folders of which stderr says already that this process has no timeline there, or none any more."""
 
 
 def begin(path: str | os.PathLike[str], rank: int, size: int, mark_cycles: bool) -> None:
@@ -141,7 +147,7 @@ def begin_by_environment(rank: int, size: int) -> None:
         print(f"ringreduce: the timeline ends here: this process is {now} now, and was {before}", file=sys.stderr)
         folder = _current.folder
         end("the process has gone into another job")
-        _ended[folder] = ""
+        _told.add(folder)
     if _current is not None:
         return
     knob = config.value("RINGREDUCE_TIMELINE")
@@ -152,14 +158,13 @@ def begin_by_environment(rank: int, size: int) -> None:
         path = Path(knob.value).expanduser()
         is_trace = knob.origin != knob.name or path.suffix == ".json"
         folder, _ = _places(path, is_trace)
-        if folder in _ended:
-            if why := _ended[folder]:
-                what = "a timeline of this process is there already, and would be written over"
-                said = f"{knob.origin}={knob.value}: {what}; it ended when {why}"
-                print(f"ringreduce: no timeline from here on: {said}", file=sys.stderr)
-                _ended[folder] = ""
+        if why := _why_not_in(folder):
+            if folder not in _told:
+                print(f"ringreduce: no timeline of this process: {knob.origin}={knob.value}: {why}", file=sys.stderr)
+            _told.add(folder)
             return
         _begin(path, rank, size, mark_cycles, is_asked_by_variable=True, is_trace=is_trace)
+        os.environ[VARIABLE] = f"{inheritance.this_process()} {folder}"
     except (UnavailableError, RuntimeError) as error:  # RuntimeError: ~name of nobody
         what = f"{knob.origin}={knob.value}: {error}"
         if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in _NO_REASON_TO_END:
@@ -209,6 +214,18 @@ def _places(path: Path, is_trace: bool | None) -> tuple[Path, Path | None]:
         return (path.with_name(path.name + record_file.RANKS_SUFFIX), path) if is_trace else (path, None)
     except (OSError, ValueError) as error:
         raise UnavailableError(f"the timeline's path {str(path)!r:.80} cannot be one: {error}") from error
+
+
+def _why_not_in(folder: Path) -> str:
+    """Why this process shall begin no timeline of a variable in the folder; "" where it may."""
+    if folder in _ended:
+        return f"its former one is there, which ended when {_ended[folder]}, and would be written over"
+    process, _, taken = os.environ.get(VARIABLE, "").partition(" ")
+    if taken == str(folder) and process != inheritance.this_process():
+        return (
+            f"there is that of process {process.partition('.')[0]}, which has started this one; give it another place"
+        )
+    return ""
 
 
 def _try(file: Path, is_trace: bool) -> None:
@@ -283,6 +300,8 @@ def _forget_in_child() -> None:
     global _current, _lock
     _lock = threading.RLock()
     _current = None  # its files are the parent's; what is behind it ends with the parent
+    _ended.clear()  # the parent's, by whose mark the child has no timeline there
+    _told.clear()
     _core.renew_recorder()
 
 

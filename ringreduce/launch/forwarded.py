@@ -13,7 +13,10 @@ PREFIXES = (
     *("RINGREDUCE_", "HOROVOD_", "PYTHON", "OMP_", "MPI4PY_", "NCCL_", "CUDA_", "TORCH", "PYTORCH_", "TF_"),
     *("KERAS_", "XLA_", "JAX_", "MKL_", "KMP_", "OPENBLAS_", "NUMEXPR_", "HF_", "CONDA_"),
 )
-NAMES = ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "XDG_CACHE_HOME", "TZ", "LANG")
+NAMES = (
+    *("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "XDG_CACHE_HOME", "TZ", "LANG"),
+    "_RINGREDUCE_TIMELINE_TAKEN",  # of a rank that has started ringrun: job/recording.py
+)
 PLACES = frozenset(
     prefix + place
     for prefix in ("RINGREDUCE_", "HOROVOD_")

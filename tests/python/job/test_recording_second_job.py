@@ -76,8 +76,8 @@ def test_a_timeline_that_was_ended_is_not_written_over(
     command = [sys.executable, "-c", ENDED_EARLY.format(ending=ending)]
     done = completed(command, env={**clean_environment(), variable: str(path)}, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    what = "a timeline of this process is there already, and would be written over"
-    assert done.stderr == f"ringreduce: no timeline from here on: {variable}={path}: {what}; it ended when {why}\n"
+    what = f"its former one is there, which ended when {why}, and would be written over"
+    assert done.stderr == f"ringreduce: no timeline of this process: {variable}={path}: {what}\n"
     assert names_in(tmp_path / folder) == ["first"]
 
 
