@@ -84,3 +84,27 @@ def test_a_folder_that_another_user_has_prepared_is_refused(tmp_path: Path) -> N
     os.chown(folder, 65534, 65534, follow_symlinks=False)
     assert "belongs to another user" in run(SUMS, HOROVOD_TIMELINE=str(tmp_path / "trace")).stderr
     assert not list((tmp_path / "mine").iterdir())
+
+
+MANY_SUMS = """
+import numpy as np, ringreduce as hvd
+with hvd.init():
+    for _ in range(5000):
+        hvd.allreduce(np.ones(3, np.float32))
+    print("trained", flush=True)
+"""
+
+
+def test_a_disk_that_hangs_does_not_keep_the_process_from_ending(tmp_path: Path) -> None:
+    """A pipe that is full stands for the file on that disk."""
+    folder = tmp_path / "trace.ranks"
+    folder.mkdir()
+    os.mkfifo(folder / "rank-0000.rr")
+    reader = os.open(folder / "rank-0000.rr", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        ended = run(MANY_SUMS, HOROVOD_TIMELINE=str(tmp_path / "trace"))
+    finally:
+        os.close(reader)
+    assert (ended.returncode, ended.stdout) == (0, "trained\n"), ended.stderr
+    (line,) = ended.stderr.splitlines()
+    assert "the timeline's disk has not answered within 5 s" in line
