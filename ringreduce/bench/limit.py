@@ -15,7 +15,7 @@ import numpy as np
 import ringreduce
 from ringreduce import state
 from ringreduce.bench.collectives import COLLECTIVES, SMALL_NBYTES, Collective
-from ringreduce.bench.memory import operand
+from ringreduce.bench.memory import is_limit_in_place, operand
 from ringreduce.bench.oracle import DTYPES, OPS
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def fraction_of_limit(options: Options, nbytes: int, count: int, p50_s: float, c
     if nbytes <= SMALL_NBYTES:
         return news_s(cores) / p50_s
     collective = COLLECTIVES[options.collective]
-    in_place = options.in_place and collective.name == "allreduce"
+    in_place = is_limit_in_place(collective, options.in_place)
     iters = max(5, min(100, REWRITTEN_NBYTES // nbytes))
     op = OPS[options.op] if collective.reduces else OPS["sum"]
     return memory_s(collective, options.dtype, op, in_place, count, iters) / p50_s

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import ringreduce
 from ringreduce.bench import machine
-from ringreduce.bench.collectives import COLLECTIVES
+from ringreduce.bench.collectives import COLLECTIVES, Collective
 from ringreduce.bench.oracle import DTYPES
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.collective_json import allgather_json
@@ -41,16 +41,37 @@ def without_room(options: Options, ranks: int, here: int) -> str:
     collective = COLLECTIVES[options.collective]
     itemsize = np.dtype(DTYPES[options.dtype][0]).itemsize
     count = max(collective.count(size, itemsize, ranks) for size in options.sizes)
-    counts = collective.operand_counts(count, ranks, collective.is_in_place(options.in_place))
-    if options.limit and 1 < ranks == here and options.dtype != "bfloat16":  # limit.memory_s() has operands of its own
-        counts += collective.operand_counts(count, ranks, collective.name == "allreduce")
-    need = here * sum(counts) * itemsize
+    need = here * _most_elements(options, count, ranks, is_one_host=ranks == here) * itemsize
     if need <= (free := available()):
         return ""
     return (
         f"ringreduce bench: a size of {count * itemsize} bytes takes {need / GIB:.1f} GiB of this host's memory, "
         f"of which {free / GIB:.1f} GiB are free"
     )
+
+
+def _most_elements(options: Options, count: int, ranks: int, is_one_host: bool) -> int:
+    """Elements that a rank has at the same time, at most, in measure() for a size of so many."""
+    collective = COLLECTIVES[options.collective]
+    counts = collective.operand_counts(count, ranks, collective.is_in_place(options.in_place))
+    held = sum(counts)
+    if options.level == "c":
+        timing = counts[0]  # the loop's copy of the input, from which it rewrites it
+    elif len(counts) == 1:
+        timing = 0
+    else:
+        timing = counts[1]  # each call's new result
+        held += counts[1] if options.check else 0  # the checked one stays
+    limit = 0
+    if options.limit and ranks > 1 and is_one_host and options.dtype != "bfloat16":
+        own = collective.operand_counts(count, ranks, is_limit_in_place(collective, options.in_place))
+        limit = sum(own) + own[0]  # limit.memory_s(): operands, and the loop's copy
+    return held + max(timing, limit)
+
+
+def is_limit_in_place(collective: Collective, asked: bool) -> bool:
+    """Whether the limit has one operand: a broadcast's loads and stores go from one to another."""
+    return asked and collective.name == "allreduce"
 
 
 def available() -> float:

@@ -61,8 +61,9 @@ def run(options: Options) -> int:
     here, absent = peers.find(options.vs)
     competitors = [*_ours(options, here), *here]
     ranks = options.ranks or DEFAULT_RANKS
-    if not options.hosts and (problem := without_room(options, ranks, ranks)):
-        raise InvalidArgumentError(problem)
+    for level in _levels(options, here) if not options.hosts else ():
+        if problem := without_room(replace(options, level=level, limit=level == "c"), ranks, ranks):
+            raise InvalidArgumentError(problem)
     cores = tuple(machine.allowed_cores())
     meta = {
         **machine.facts(),
@@ -130,9 +131,13 @@ def calls(nbytes: int, level: str, oversubscribed: bool) -> tuple[int, int]:
 
 def _ours(options: Options, here: Sequence[Peer]) -> list[Peer]:
     """Ours at every level that a peer has (or that was asked for), on each kind of memory."""
-    levels = [level for level in ("c", "python") if any(peer.facts["level"] == level for peer in here)]
     buffers = ["registered", "private"] if options.buffers == "both" else [options.buffers]
-    return [Ours(level, memory) for level in levels or [options.level] for memory in buffers]
+    return [Ours(level, memory) for level in _levels(options, here) for memory in buffers]
+
+
+def _levels(options: Options, here: Sequence[Peer]) -> list[str]:
+    levels = [level for level in ("c", "python") if any(peer.facts["level"] == level for peer in here)]
+    return levels or [options.level]
 
 
 def _measure(

@@ -170,12 +170,12 @@ def bench_with_little_memory_on_rank_1(argv: Sequence[str]) -> int:
 
 def test_a_size_without_room_is_refused_on_all_ranks(run_ranks: RunRanks, tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
-    argv = ["allreduce", "--sizes", "8,512K,8", "--no-limit", "--json", str(file)]
+    argv = ["allreduce", "--sizes", "8,256K,8", "--no-limit", "--json", str(file)]
     assert run_ranks(bench_with_little_memory_on_rank_1, 2, args=(argv,)) == [0, 0]
     file.unlink()
     broadcast = ["broadcast", "--sizes", "256K", "--json", str(file)]  # the limit has an output of its own
     assert run_ranks(bench_with_little_memory_on_rank_1, 2, args=(broadcast,)) == [2, 2]
-    for more in (["--limit"], ["--no-in-place"], ["--sizes", "1M"]):  # each doubles it
+    for more in (["--limit"], ["--no-in-place"], ["--sizes", "512K"]):  # each makes it more
         assert run_ranks(bench_with_little_memory_on_rank_1, 2, args=([*argv, *more],)) == [2, 2]
         assert not file.exists()
 
@@ -183,11 +183,34 @@ def test_a_size_without_room_is_refused_on_all_ranks(run_ranks: RunRanks, tmp_pa
 def test_a_size_without_room_says_so() -> None:
     said = memory.without_room(parse(["allgather", "--sizes", "8,4000G"]), ranks=4, here=2)
     assert re.fullmatch(
-        r"ringreduce bench: a size of 4294967296000 bytes takes 10000\.0 GiB of this host's memory, "
+        r"ringreduce bench: a size of 4294967296000 bytes takes 12000\.0 GiB of this host's memory, "
         r"of which \d+\.\d GiB are free",
         said,
     )
     assert memory.without_room(parse(["allreduce", "--sizes", "8"]), ranks=2, here=2) == ""
+
+
+NEED = {  # GiB of two ranks, for 1 GiB each
+    "allreduce": 6,  # each: the operand, the limit's, a copy from which its input is rewritten
+    "allreduce --no-limit": 4,  # the operand, such a copy
+    "allreduce --no-in-place": 10,
+    "allreduce --dtype bfloat16": 4,
+    "allreduce --level python": 2,
+    "allreduce --level python --no-in-place": 8,  # two operands, the checked result, the next call's
+    "allreduce --level python --no-in-place --no-check": 6,
+    "allgather --level python": 7,
+    "broadcast": 8,  # the limit's has an output of its own
+    "reducescatter": 8,
+}
+
+
+@pytest.mark.parametrize("words", NEED)
+def test_all_that_a_rank_allocates_is_counted(monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    options = parse([*words.split(), "--sizes", "8,1G"])
+    monkeypatch.setattr(memory, "available", lambda: NEED[words] << 30)
+    assert memory.without_room(options, ranks=2, here=2) == ""
+    monkeypatch.setattr(memory, "available", lambda: (NEED[words] << 30) - 1)
+    assert f"takes {NEED[words]}.0 GiB" in memory.without_room(options, ranks=2, here=2)
 
 
 def bench_without_moving_anything(*commands: Sequence[str]) -> list[int]:
