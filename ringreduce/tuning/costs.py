@@ -115,7 +115,7 @@ def _barrier_s(timer: Timer) -> float:
 
 
 def _host(timer: Timer, cores: int) -> HostCosts:
-    turns = max(1.0, ringreduce.size() / cores)  # what is shorter than a time slice is measured without the others'
+    turns = limit.ranks_per_core(ringreduce.size(), cores)
     calls = [max(LEAST_CALLS, int(count / turns)) for count in CALLS]
 
     def curve(name: str) -> Curve:
@@ -123,12 +123,13 @@ def _host(timer: Timer, cores: int) -> HostCosts:
         return Curve(
             SIZES,
             tuple(
-                limit.memory_s(COLLECTIVES[name], "float32", OPS["sum"], name == "allreduce", count, n) * turns
+                limit.memory_s(COLLECTIVES[name], "float32", OPS["sum"], name == "allreduce", count, n, cores)
                 for count, n in zip(counts, calls, strict=True)
             ),
         )
 
-    stage = Curve(SIZES, tuple(_stage_s(nbytes, n) * turns for nbytes, n in zip(SIZES, calls, strict=True)))
+    stages = [limit.in_turns(_stage_s(nbytes, n), turns) for nbytes, n in zip(SIZES, calls, strict=True)]
+    stage = Curve(SIZES, tuple(stages))
     news_s, barrier_s = limit.news_s(cores), _barrier_s(timer)
     timer.set(Sizes(eager_nbytes=0))
     logged_s = timer.row(8, SMALL_S).p50_us * 1e-6

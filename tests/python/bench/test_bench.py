@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 from processes import completed
 
 import ringreduce
-from ringreduce.bench import loops, memory, table
+from ringreduce.bench import limit, loops, memory, table
 from ringreduce.bench.cli import main
 from ringreduce.bench.collectives import COLLECTIVES
 from ringreduce.bench.measure import Row
@@ -211,6 +212,21 @@ def test_all_that_a_rank_allocates_is_counted(monkeypatch: pytest.MonkeyPatch, w
     assert memory.without_room(options, ranks=2, here=2) == ""
     monkeypatch.setattr(memory, "available", lambda: (NEED[words] << 30) - 1)
     assert f"takes {NEED[words]}.0 GiB" in memory.without_room(options, ranks=2, here=2)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "own_ms", "wanted_ms"),
+    [(2, 1.0, 1.0), (8, 0.01, 0.04), (8, 1.0, 4.0), (8, 20.0, 29.0)],  # what is longer than a slice has most in it
+)
+def test_the_limit_has_the_loads_and_stores_of_all_ranks_of_a_core(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, own_ms: float, wanted_ms: float
+) -> None:
+    group = SimpleNamespace(size=ranks, memory_limit=lambda *_: [own_ms * 1e-3] * 5)
+    job = SimpleNamespace(global_process_set=SimpleNamespace(group=group), allreduce=lambda x, op: x, Max=None)
+    monkeypatch.setattr(limit, "ringreduce", job)
+    monkeypatch.setattr(limit, "operand", lambda *_, registered: None)
+    found = limit.memory_s(COLLECTIVES["allreduce"], "float32", OPS["sum"], True, 1 << 14, 5, cores=2)
+    assert found * 1e3 == pytest.approx(wanted_ms)
 
 
 def bench_without_moving_anything(*commands: Sequence[str]) -> list[int]:
