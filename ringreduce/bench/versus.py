@@ -72,6 +72,7 @@ def run(options: Options) -> int:
         "op": options.op if COLLECTIVES[options.collective].reduces else None,
         "ranks": ranks,
         "cores": cores,
+        "bind": options.bind,
         "hosts": [hosts_text([host]) for host in options.hosts],
         "rounds": options.rounds,
         "competitors": [competitor.name for competitor in competitors],

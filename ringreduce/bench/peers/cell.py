@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ringreduce.bench.collectives import COLLECTIVES
+from ringreduce.launch.binding import cores_of
 
 MARK = "RINGREDUCE_BENCH_CELL"
 """In the environment of every process of a cell: what bears it after the deadline is killed, whoever its parent is."""
@@ -55,6 +56,16 @@ class Cell:
     def oversubscribed(self) -> bool:
         """More ranks than cores. What cores other hosts have is not known: there, whether ranks are not to be bound."""
         return self.bind == "none" if self.hosts else self.ranks > len(self.cores)
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether each rank is bound to cores of its own."""
+        return self.bind != "none" and not self.oversubscribed
+
+    @property
+    def on_hwthreads(self) -> bool:
+        """More ranks than cores, and no more than their hardware threads. False for other hosts' unknown cores."""
+        return not self.hosts and not self.oversubscribed and self.ranks > cores_of(self.cores)
 
     def affordable(self, pace_s: float) -> int:
         """Calls to time where one takes pace_s."""

@@ -72,9 +72,15 @@ class Mpi:
         return Job(command, self.installation.environ())
 
     def launch(self, cell: Cell) -> list[str]:
-        """The start of the command line, with the settings that suit this MPI best: bound to cores, and giving way
-        where ranks outnumber them."""
-        mpirun, *rest = self.installation.launch(cell.ranks, oversubscribed=cell.oversubscribed, hosts=cell.hosts)
+        """The start of the command line, with the settings that suit this MPI best: bound to cores unless nobody is to
+        be, and giving way where ranks outnumber them."""
+        mpirun, *rest = self.installation.launch(
+            cell.ranks,
+            oversubscribed=cell.oversubscribed,
+            hosts=cell.hosts,
+            is_bound=cell.is_bound,
+            on_hwthreads=cell.on_hwthreads,
+        )
         return [mpirun, *self.options, *rest]
 
     def build(self) -> Path:

@@ -26,6 +26,8 @@ from ringreduce.bench.memory import private
 from ringreduce.bench.oracle import DTYPES
 from ringreduce.bench.peers.cell import Cell
 from ringreduce.bench.percentile import p99
+from ringreduce.job.environment import detect
+from ringreduce.launch.binding import cpu_shares
 
 Array = NDArray[Any]
 
@@ -54,12 +56,11 @@ def main(module: str, text: str) -> int:
     fields = json.loads(text)
     cell = Cell(**{**fields, "cores": tuple(fields["cores"]), "hosts": tuple(map(tuple, fields["hosts"]))})
     name = module if "." in module else f"ringreduce.bench.peers.{module}"
+    if cell.is_bound and not cell.hosts:
+        os.sched_setaffinity(0, _share(cell))  # before the library starts threads, which inherit it
     endpoint: Endpoint = importlib.import_module(name).connect()
     if endpoint.size != cell.ranks:
         raise RuntimeError(f"{module}: {endpoint.size} ranks have met, not {cell.ranks}")
-    if not cell.oversubscribed and not cell.hosts:
-        share = len(cell.cores) // cell.ranks
-        os.sched_setaffinity(0, cell.cores[endpoint.rank * share : (endpoint.rank + 1) * share])
     collective = COLLECTIVES[cell.collective]
     storage = DTYPES[cell.dtype][0]
     part = cell.count // cell.ranks
@@ -92,6 +93,14 @@ def main(module: str, text: str) -> int:
         print(json.dumps({**{key: value * 1e6 for key, value in micro.items()}, "wrong": int(most_wrong)}), flush=True)
     endpoint.close()
     return 0
+
+
+def _share(cell: Cell) -> frozenset[int]:
+    """The CPUs that ringrun would bind this rank to; the launcher may have bound it to others."""
+    place = detect(network=True)
+    if place.size != cell.ranks:
+        raise RuntimeError(f"{place.source} has started {place.size} ranks, not {cell.ranks}")
+    return cpu_shares(cell.ranks, cell.cores)[place.rank]
 
 
 if __name__ == "__main__":

@@ -37,20 +37,34 @@ class Installation:
         """The version's first number."""
         return int(self.version.partition(".")[0])
 
-    def launch(self, ranks: int, *, oversubscribed: bool, hosts: Sequence[tuple[str, int]] = ()) -> list[str]:
+    def launch(
+        self,
+        ranks: int,
+        *,
+        oversubscribed: bool,
+        hosts: Sequence[tuple[str, int]] = (),
+        is_bound: bool = True,
+        on_hwthreads: bool = False,
+    ) -> list[str]:
         """The start of a command line.
 
         Args:
             oversubscribed: more ranks than cores, which are then not bound and give way.
             hosts: names, each with its number of ranks, which mpirun reaches by ssh; none: this one.
+            is_bound: where they are not oversubscribed, ranks are bound.
+            on_hwthreads: more ranks than cores, and no more than hardware threads. Open MPI has a slot for each core
+                otherwise, and refuses more.
         """
+        is_bound = is_bound and not oversubscribed
         where = ",".join(f"[{name}]:{count}" if ":" in name else f"{name}:{count}" for name, count in hosts)
         if self.library == "mpich":
             words = ["-hosts", where] if hosts else []
-            return [self.mpirun, *words, "-bind-to", "none" if oversubscribed else "core", "-np", str(ranks)]
+            return [self.mpirun, *words, "-bind-to", "core" if is_bound else "none", "-np", str(ranks)]
         words = ["-H", where] if hosts else []
         if not oversubscribed:
-            return [self.mpirun, *words, "--bind-to", "core", "-np", str(ranks)]
+            words += ["--use-hwthread-cpus"] if on_hwthreads else []
+            unit = ("hwthread" if on_hwthreads else "core") if is_bound else "none"
+            return [self.mpirun, *words, "--bind-to", unit, "-np", str(ranks)]
         patient = ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
         return [self.mpirun, *words, *patient, "-np", str(ranks)]
 

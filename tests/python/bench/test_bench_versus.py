@@ -5,10 +5,13 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from processes import completed
 
@@ -16,10 +19,11 @@ from ringreduce.bench import comparison, memory, peers, versus
 from ringreduce.bench.cli import main
 from ringreduce.bench.collectives import COLLECTIVES
 from ringreduce.bench.options import parse
-from ringreduce.bench.peers import gloo, mpi
+from ringreduce.bench.peers import gloo, mpi, worker
 from ringreduce.bench.peers.called import Called
 from ringreduce.bench.peers.cell import MARK, Absent, Cell, Job, Outcome, run
 from ringreduce.bench.peers.ours import Ours
+from ringreduce.launch.binding import cpu_shares
 from ringreduce.launch.mpi.installations import Installation
 
 CELL = Cell("allreduce", 64, 16, "float32", "sum", True, 2, (0, 1), 20, 2, True)
@@ -272,6 +276,91 @@ def test_the_c_program_is_asked_for_its_own_dtype_only(collective: str) -> None:
     assert (peer.unsupported(replace(cell, dtype="float64")) is not None) is moves, "it would send half of the bytes"
     reduces = COLLECTIVES[collective].reduces
     assert (peer.unsupported(replace(cell, op="max")) is not None) is reduces
+
+
+@pytest.mark.parametrize(
+    ("bind", "ranks", "openmpi", "mpich"),
+    [
+        ("core", 2, ["--bind-to", "core"], "core"),
+        ("none", 2, ["--bind-to", "none"], "none"),
+        ("core", 4, ["--use-hwthread-cpus", "--bind-to", "hwthread"], "core"),
+        ("none", 4, ["--use-hwthread-cpus", "--bind-to", "none"], "none"),
+        ("core", 5, ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"], "none"),
+        ("none", 5, ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"], "none"),
+    ],
+)
+def test_an_mpi_is_bound_as_ours_is(
+    monkeypatch: pytest.MonkeyPatch, bind: str, ranks: int, openmpi: list[str], mpich: str
+) -> None:
+    """On two cores of two hardware threads each."""
+    monkeypatch.setattr(peers.cell, "cores_of", lambda cpus: len(cpus) // 2)
+    cell = replace(CELL, ranks=ranks, cores=(0, 1, 2, 3), bind=bind)
+    count = ["-np", str(ranks)]
+    assert mpi.Mpi(Installation("openmpi", "5.0", "run", "mpicc")).launch(cell) == ["run", *openmpi, *count]
+    assert mpi.Mpi(Installation("mpich", "5.0", "run", "mpicc")).launch(cell) == ["run", "-bind-to", mpich, *count]
+
+
+def test_an_openmpi_that_is_here_knows_hardware_threads() -> None:
+    found = mpi.find("openmpi")[0]
+    if isinstance(found, Absent):
+        pytest.skip(f"no openmpi here: {found.advice}")
+    assert isinstance(found, mpi.Mpi)
+    launch = found.installation.launch(2, oversubscribed=False, on_hwthreads=True)
+    done = completed(
+        [*launch, sys.executable, "-c", "print('here')"], env={**os.environ, **found.installation.environ()}
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["here", "here"]), done.stderr
+
+
+def test_the_document_says_whether_ranks_were_bound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "cells.json"
+    assert compare(monkeypatch, [says(5.0)], "--bind", "none", "--json", str(file)) == 0
+    assert json.loads(file.read_text())["meta"]["bind"] == "none"
+
+
+class FakeEndpoint:
+    """Two ranks whose all-reduce is the sum that it must be; the other rank is this one's twin."""
+
+    rank, size = 1, 2
+
+    def __init__(self, cell: Cell) -> None:
+        oracle = COLLECTIVES[cell.collective].oracle(cell.dtype, cell.op, 2)
+        self.sums = oracle.reduced(np.arange(cell.count)).astype(np.float32)
+
+    def operation(self, collective: str, src: Any, dst: Any, op: str) -> Callable[[], Any]:
+        return lambda: self.sums.copy()
+
+    def barrier(self) -> None: ...
+
+    def largest(self, values: Any) -> Any:
+        return values
+
+    def close(self) -> None: ...
+
+
+def work(monkeypatch: pytest.MonkeyPatch, cell: Cell, endpoint: Any) -> list[str | list[int]]:
+    """Runs the worker as rank 1 of 2. Returns what happened: CPUs it was bound to, "connect"."""
+    happened: list[str | list[int]] = []
+
+    def connect() -> Any:
+        happened.append("connect")
+        return endpoint
+
+    monkeypatch.setitem(sys.modules, "fake.peer", SimpleNamespace(connect=connect))  # type: ignore[arg-type]
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: happened.append(sorted(cpus)))
+    for name, value in (("RANK", "1"), ("SIZE", "2"), ("LOCAL_RANK", "1"), ("LOCAL_SIZE", "2")):
+        monkeypatch.setenv(f"RINGREDUCE_{name}", value)
+    assert worker.main("fake.peer", json.dumps(asdict(cell))) == 0
+    return happened
+
+
+def test_a_peer_is_bound_to_the_same_cores_as_ours_before_it_starts_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = replace(CELL, cores=(0, 1, 2, 3))
+    # Hardware threads 0 and 2 are of one core, 1 and 3 of another.
+    monkeypatch.setattr(worker, "cpu_shares", lambda ranks, cpus: cpu_shares(ranks, cpus, lambda cpu: (0, cpu % 2)))
+    assert work(monkeypatch, cell, FakeEndpoint(cell)) == [[1, 3], "connect"]
+    assert work(monkeypatch, replace(cell, bind="none"), FakeEndpoint(cell)) == ["connect"]
+    assert work(monkeypatch, replace(cell, cores=(0,)), FakeEndpoint(cell)) == ["connect"]
 
 
 def test_of_two_calls_p99_is_the_slower_one() -> None:
