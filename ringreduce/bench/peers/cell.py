@@ -7,6 +7,7 @@ idle processes poll while another is timed.
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -50,7 +51,12 @@ class Cell:
     ringrun: tuple[str, ...] = ()
     """ringrun's options for them."""
     is_paced: bool = True
-    """Whether iters and warmup may be less, where a call takes long."""
+    """Whether iters and warmup may be less, where a call takes long. Not where the user says how often."""
+
+    @property
+    def budget_s(self) -> float:
+        """After about so long the timed calls of a peer end."""
+        return BUDGET_S if self.is_paced else math.inf
 
     @property
     def oversubscribed(self) -> bool:
@@ -69,11 +75,11 @@ class Cell:
 
     def affordable(self, pace_s: float) -> int:
         """Calls to time where one takes pace_s."""
-        return min(self.iters, max(LEAST, int(BUDGET_S / pace_s)))
+        return int(min(self.iters, max(LEAST, self.budget_s / pace_s)))
 
     def warming(self, pace_s: float) -> int:
         """Calls to warm up where the first has taken pace_s."""
-        return max(1, min(self.warmup - 1, int(BUDGET_S / pace_s)))
+        return int(max(1, min(self.warmup - 1, self.budget_s / pace_s)))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from functools import cache as cache_result
 from pathlib import Path
 
 from ringreduce.bench.collectives import COLLECTIVES
-from ringreduce.bench.peers.cell import BUDGET_S, Absent, Cell, Job, Peer
+from ringreduce.bench.peers.cell import Absent, Cell, Job, Peer
 from ringreduce.launch.mpi import installations
 from ringreduce.launch.mpi.installations import LIBRARIES, Installation
 from ringreduce.launch.storage import cache
@@ -68,7 +68,7 @@ class Mpi:
     def job(self, cell: Cell) -> Job:
         """See Peer."""
         what = [cell.collective, str(cell.count), "1" if cell.in_place else "0"]
-        command = [*self.launch(cell), str(self.build()), *what, str(cell.iters), str(cell.warmup), str(BUDGET_S)]
+        command = [*self.launch(cell), str(self.build()), *what, str(cell.iters), str(cell.warmup), str(cell.budget_s)]
         return Job(command, self.installation.environ())
 
     def launch(self, cell: Cell) -> list[str]:

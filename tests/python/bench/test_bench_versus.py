@@ -403,3 +403,25 @@ def test_a_slow_peer_makes_fewer_calls() -> None:
     assert [replace(CELL, iters=1000).affordable(pace) for pace in (1e-6, 0.1, 10.0)] == [1000, 30, 3]
     assert replace(CELL, iters=2).affordable(10.0) == 2
     assert [replace(CELL, warmup=100).warming(pace) for pace in (1e-6, 0.1, 10.0)] == [99, 30, 1]
+
+
+def test_everyone_makes_as_many_calls_as_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = versus.cell(
+        parse(["allreduce", "--iters", "500", "--warmup", "50", "--vs", "gloo"]), says(1), 64, 2, (0,), True
+    )
+    assert (cell.affordable(10.0), cell.warming(10.0)) == (500, 49)
+    assert replace(cell, warmup=1).warming(10.0) == 1
+    monkeypatch.setattr(mpi.Mpi, "build", lambda self: Path("collectives"))
+    peer = mpi.Mpi(Installation("mpich", "1.0", "mpirun", "mpicc"))
+    assert peer.job(cell).command[-3:] == ["500", "50", "inf"]
+    assert peer.job(replace(cell, is_paced=True)).command[-3:] == ["500", "50", "3.0"]
+
+
+@pytest.mark.parametrize("library", list(mpi.LIBRARIES))
+def test_an_mpi_counts_calls_without_end_of_time(library: str) -> None:
+    found = mpi.find(library)[0]
+    if isinstance(found, Absent):
+        pytest.skip(f"no {library} here: {found.advice}")
+    result = run(found, replace(CELL, is_paced=False), 60)
+    assert result.row is not None, result.text
+    assert result.row["wrong"] == 0
