@@ -40,16 +40,16 @@ class _Horovod:
         self.size: int = hvd.size()
 
     def operation(self, collective: str, src: NDArray[Any], dst: NDArray[Any], op: str) -> Callable[[], Any]:
-        x, y, hvd = self.torch.from_numpy(src), self.torch.from_numpy(dst), self.hvd
+        x, hvd = self.torch.from_numpy(src), self.hvd
         reduce_op = {"sum": hvd.Sum, "min": hvd.Min, "max": hvd.Max, "product": hvd.Product}[op]
         return {
             "allreduce": (
                 (lambda: hvd.allreduce_(x, name="bench", op=reduce_op))
                 if dst is src
-                else (lambda: y.copy_(hvd.allreduce(x, name="bench", op=reduce_op)))
+                else (lambda: hvd.allreduce(x, name="bench", op=reduce_op))
             ),
             "broadcast": lambda: hvd.broadcast_(x, 0, name="bench"),
-            "barrier": lambda: hvd.barrier(),
+            "barrier": self.barrier,
         }[collective]
 
     def barrier(self) -> None:

@@ -39,7 +39,10 @@ class Endpoint(Protocol):
     size: int
 
     def operation(self, collective: str, src: Array, dst: Array, op: str) -> Callable[[], Any]:
-        """The collective, ready to be called again and again. dst is src where the collective works in place."""
+        """The collective, ready to be called again and again. dst is src where the collective works in place.
+
+        A call returns its output where that is a new array, or something that NumPy takes for one; None: it is in dst.
+        """
 
     def barrier(self) -> None:
         """Passes when every rank is here."""
@@ -73,8 +76,10 @@ def main(module: str, text: str) -> int:
     if cell.check:
         oracle = collective.oracle(cell.dtype, cell.op, cell.ranks)
         oracle.fill(src, endpoint.rank)
-        call()
-        wrong = collective.wrong(oracle, endpoint.rank, part, dst, dst.size)
+        result = call()
+        output = dst if result is None else np.asarray(result)
+        wrong = collective.wrong(oracle, endpoint.rank, part, output, dst.size) + abs(output.size - dst.size)
+        del result, output
         src.fill(0)
     rewritten = src if cell.nbytes > SMALL_NBYTES else None
 

@@ -19,7 +19,7 @@ from ringreduce.bench import comparison, memory, peers, versus
 from ringreduce.bench.cli import main
 from ringreduce.bench.collectives import COLLECTIVES
 from ringreduce.bench.options import parse
-from ringreduce.bench.peers import gloo, mpi, worker
+from ringreduce.bench.peers import gloo, horovod, mpi, worker
 from ringreduce.bench.peers.called import Called
 from ringreduce.bench.peers.cell import MARK, Absent, Cell, Job, Outcome, run
 from ringreduce.bench.peers.ours import Ours
@@ -361,6 +361,30 @@ def test_a_peer_is_bound_to_the_same_cores_as_ours_before_it_starts_threads(monk
     assert work(monkeypatch, cell, FakeEndpoint(cell)) == [[1, 3], "connect"]
     assert work(monkeypatch, replace(cell, bind="none"), FakeEndpoint(cell)) == ["connect"]
     assert work(monkeypatch, replace(cell, cores=(0,)), FakeEndpoint(cell)) == ["connect"]
+
+
+def test_what_a_call_returns_is_its_result(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    cell = replace(CELL, in_place=False)
+    endpoint = FakeEndpoint(cell)
+    endpoint.rank = 0  # which prints
+    work(monkeypatch, cell, endpoint)
+    assert json.loads(capsys.readouterr().out)["wrong"] == 0
+    endpoint.sums[3] += 1
+    work(monkeypatch, cell, endpoint)
+    assert json.loads(capsys.readouterr().out)["wrong"] == 1
+
+
+def test_horovods_new_result_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    names = dict.fromkeys(
+        ("Sum", "Min", "Max", "Product", "init", "allreduce_", "broadcast_", "barrier"), lambda *_: None
+    )
+    made = torch.full((4,), 7.0)
+    fake = SimpleNamespace(**names, rank=lambda: 0, size=lambda: 2, allreduce=lambda x, name, op: made)
+    monkeypatch.setitem(sys.modules, "horovod", SimpleNamespace(torch=fake))  # type: ignore[arg-type]
+    src, dst = np.zeros(4, np.float32), np.zeros(4, np.float32)
+    assert horovod.connect().operation("allreduce", src, dst, "sum")() is made
+    assert not dst.any()
 
 
 def test_of_two_calls_p99_is_the_slower_one() -> None:
