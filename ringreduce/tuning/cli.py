@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,7 +24,7 @@ from ringreduce.plan import VARIABLE, Plan, processor, ranks_by_host
 from ringreduce.timeline.whole_file import whole_file
 from ringreduce.tuning import costs, reduction, table
 from ringreduce.tuning.choosing import Choice, choose_chunk, choose_eager
-from ringreduce.tuning.sizes import Sizes
+from ringreduce.tuning.sizes import default_sizes
 from ringreduce.tuning.timing import Timer, within_hosts
 
 HOST_S = 2.0
@@ -72,9 +72,8 @@ def run(output: str | None) -> int:
             terminal.shown(table.head(facts, ranks))
         begin = time.monotonic()
         budget_s = HOST_S * len(ranks)
-        timer, sizes, choices = Timer(cores), Sizes(), []
-        if len(ranks) > 1:  # where the eager limit is a function of the hosts
-            sizes = replace(sizes, eager_nbytes=ringreduce.global_process_set.group.sizes()[1])
+        timer, choices = Timer(cores), []
+        sizes = default_sizes(ringreduce.global_process_set.group, ranks, cores)
         several = within_hosts(hosts) if len(ranks) > 1 and max(ranks) > 1 else nullcontext(None)
         with several as within:
             parts = costs.measured(timer, cores, within)

@@ -95,7 +95,7 @@ class Costs:
 
 
 def measured(timer: Timer, cores: int, within: WithinHosts | None) -> Costs:
-    """Collective; leaves the default sizes in force.
+    """Collective; leaves the sizes that were in force.
 
     Args:
         cores: how many the ranks share.
@@ -131,9 +131,10 @@ def _host(timer: Timer, cores: int) -> HostCosts:
     stages = [limit.in_turns(_stage_s(nbytes, n), turns) for nbytes, n in zip(SIZES, calls, strict=True)]
     stage = Curve(SIZES, tuple(stages))
     news_s, barrier_s = limit.news_s(cores), _barrier_s(timer)
+    before = Sizes(*ringreduce.global_process_set.group.sizes())
     timer.set(Sizes(eager_nbytes=0))
     logged_s = timer.row(8, SMALL_S).p50_us * 1e-6
-    timer.set(Sizes())
+    timer.set(before)
     return HostCosts(news_s, barrier_s, logged_s, curve("allreduce"), curve("reducescatter"), curve("allgather"), stage)
 
 

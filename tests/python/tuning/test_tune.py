@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from processes import completed
@@ -17,7 +20,7 @@ from ringreduce.tuning.choosing import CHUNKS, EAGER_SIZES, LEAST_EAGER, choose_
 from ringreduce.tuning.costs import Costs, Curve, HostCosts
 from ringreduce.tuning.model import predicted_s
 from ringreduce.tuning.reduction import ALGORITHMS, NBYTES
-from ringreduce.tuning.sizes import Sizes
+from ringreduce.tuning.sizes import Sizes, default_sizes
 
 TUNE = [sys.executable, "-m", "ringreduce", "tune"]
 FLAT = Curve((1,), (1e-9,))  # 1 GB/s
@@ -147,6 +150,24 @@ def test_the_eager_limit_is_chosen_by_what_was_measured(case: str) -> None:
     assert sizes == Sizes(eager_nbytes=limit * KIB)
     assert (choice.default, choice.chosen) == (8 * KIB, limit * KIB)
     assert choice.gain == (None if gain is None else pytest.approx(gain))
+
+
+def test_where_ranks_share_cores_the_eager_limit_is_the_one_in_force() -> None:
+    for ranks, cores, limit in (([2], 2, 8), ([3], 2, 16), ([2, 2], 8, 16), ([2, 2], 2, 16)):
+        group: Any = SimpleNamespace(sizes=lambda: (64 * KIB, 16 * KIB))
+        assert default_sizes(group, ranks, cores) == Sizes(eager_nbytes=limit * KIB)
+    sizes, choice = choose_eager(FakeTimer([1] * 5, [1, 1, 1, 1], 5), Sizes(eager_nbytes=16 * KIB))
+    assert sizes.eager_nbytes == 16 * KIB
+    assert (choice.default, choice.chosen, choice.gain) == (16 * KIB, 16 * KIB, None)
+
+
+def test_ranks_of_one_core_are_compared_with_what_they_would_have() -> None:
+    cpu = min(os.sched_getaffinity(0))
+    one_cpu = f"import os; os.sched_setaffinity(0, {{{cpu}}}); os.execv({sys.executable!r}, {[*TUNE, '-np', '2']!r})"
+    done = completed([sys.executable, "-c", one_cpu], env=clean_environment(), check=True)
+    limits = re.search(r"^eager limit +(\w+) +(\w+) +(\S+)$", done.stdout, re.MULTILINE)
+    assert limits is not None, done.stdout
+    assert limits[1] == "16K"
 
 
 def test_predictions_on_one_host() -> None:
