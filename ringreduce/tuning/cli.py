@@ -20,7 +20,8 @@ from ringreduce.bench.start import started
 from ringreduce.errors import Error, InvalidArgumentError
 from ringreduce.job.collective_json import allgather_json
 from ringreduce.launch.host_options import add_host_options, hosts_and_ranks, ringrun_words, without_host_options
-from ringreduce.plan import VARIABLE, Plan, processor, ranks_by_host
+from ringreduce.plan import FILE_NBYTES, VARIABLE, Plan, processor, ranks_by_host
+from ringreduce.timeline.ranges import ranges
 from ringreduce.timeline.whole_file import whole_file
 from ringreduce.tuning import costs, reduction, table
 from ringreduce.tuning.choosing import Choice, choose_chunk, choose_eager
@@ -96,9 +97,8 @@ def run(output: str | None) -> int:
             sizes.eager_nbytes if len(ranks) == 1 else 0,
             _for_people(facts, reductions, choices),
         )
+        _write(draft, plan)
         if prints:
-            if draft is not None:
-                draft.write(plan.text().encode())
             if choices:
                 terminal.shown(table.choices_text(choices))
             terminal.shown(table.reductions_text(reductions))
@@ -124,10 +124,27 @@ def _draft(path: str | None, stack: ExitStack) -> BinaryIO | None:
             file = stack.enter_context(whole_file(Path(path)))
         except InvalidArgumentError as error:
             problem = str(error)
+    _raise_on_all(problem)
+    return file
+
+
+def _write(draft: BinaryIO | None, plan: Plan) -> None:
+    """Collective: raises InvalidArgumentError on all ranks where init() would refuse the file for its size."""
+    problem = ""
+    if draft is not None:
+        text = plan.text().encode()
+        if len(text) > FILE_NBYTES:
+            problem = f"ringreduce tune: the plan has {len(text)} bytes, and init() reads {FILE_NBYTES} at most"
+        else:
+            draft.write(text)
+    _raise_on_all(problem)
+
+
+def _raise_on_all(problem: str) -> None:
+    """Collective: raises InvalidArgumentError where rank 0 has a problem."""
     problem = allgather_json(ringreduce.global_process_set.group, "tuning.output", problem)[0]
     if problem:
         raise InvalidArgumentError(problem)
-    return file
 
 
 def _for_people(
@@ -138,10 +155,18 @@ def _for_people(
         "date": facts["date"],
         "isa": facts["isa"],
         "knobs": facts["knobs"],
-        "binding": facts["binding"],
+        "binding": _binding_text(facts["binding"]),
         "choices": [asdict(one) for one in choices],
         "reductions": [asdict(one) for one in reductions],
     }
+
+
+def _binding_text(binding: Sequence[Sequence[int]]) -> dict[str, str]:
+    """The ranks by the CPUs of their hosts that they may use: short, since every rank may have all of many."""
+    found: dict[str, list[int]] = {}
+    for rank, cpus in enumerate(binding):
+        found.setdefault(ranges(cpus), []).append(rank)
+    return {cpus: ranges(ranks) for cpus, ranks in found.items()}
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -16,6 +16,9 @@ from ranks import clean_environment
 
 from ringreduce import plan
 from ringreduce.bench.link import Link
+from ringreduce.errors import InvalidArgumentError
+from ringreduce.plan import Plan
+from ringreduce.tuning import cli
 from ringreduce.tuning.choosing import CHUNKS, EAGER_SIZES, LEAST_EAGER, choose_chunk, choose_eager
 from ringreduce.tuning.costs import Costs, Curve, HostCosts
 from ringreduce.tuning.model import predicted_s
@@ -88,6 +91,30 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     done = completed([*TUNE, "-np", "1", "-o", tmp_path / "no" / "plan.json"], env=env)
     assert done.returncode == 2
     assert "cannot be written" in done.stderr
+
+
+def plan_for_people(binding: list[list[int]]) -> dict[str, Any]:
+    facts = {"ringreduce": "0.1.0", "date": "2026-11-29", "isa": "avx512", "knobs": {}, "binding": binding}
+    return cli._for_people(facts, [], [])
+
+
+def test_a_plan_says_shortly_where_ranks_were(tmp_path: Path) -> None:
+    assert plan_for_people([[0, 1, 2, 5], [0, 1, 2, 5], [7]])["binding"] == {"0-2, 5": "0-1", "7": "2"}
+    for binding in ([list(range(128))] * 1024, [[cpu, cpu + 128] for cpu in range(4096)]):
+        ranks = (len(binding),)
+        one = Plan(ranks, ("a processor",), 1 << 20, 8 * KIB, plan_for_people(binding))
+        path = tmp_path / "plan.json"
+        path.write_text(one.text())
+        assert plan.read(str(path)) == one
+
+
+def test_a_plan_that_init_would_refuse_gets_no_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cli, "FILE_NBYTES", 100)
+    for name in [name for name in os.environ if name.startswith("RINGREDUCE_")]:
+        monkeypatch.delenv(name)
+    with pytest.raises(InvalidArgumentError, match=r"the plan has \d+ bytes, and init\(\) reads 100 at most"):
+        cli.run(str(tmp_path / "plan.json"))
+    assert list(tmp_path.iterdir()) == []
 
 
 class FakeTimer:
