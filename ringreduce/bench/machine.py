@@ -48,6 +48,11 @@ def facts() -> dict[str, object]:
     }
 
 
+def facts_after() -> dict[str, object]:
+    """What is known once everything has been measured; the ranks themselves are in it."""
+    return {"load_average_after": os.getloadavg()[0]}
+
+
 def read(path: str) -> str:
     """A file's text; "" when it cannot be read."""
     try:

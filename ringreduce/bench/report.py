@@ -82,8 +82,9 @@ def check_on_first(path: str | None) -> None:
 
 
 def write(path: str, options: Options, facts: dict[str, Any], rows: Sequence[Row]) -> None:
-    """save() of the results."""
-    save(path, {"meta": facts, "results": [result(options, row, facts["ranks"]) for row in rows]})
+    """save() of the results, after the last one."""
+    results = [result(options, row, facts["ranks"]) for row in rows]
+    save(path, {"meta": {**facts, **machine.facts_after()}, "results": results})
 
 
 def save(path: str, document: dict[str, Any]) -> None:

@@ -81,7 +81,7 @@ def run(options: Options) -> int:
     terminal.show(versus_table.head(meta, absent))
     with exit_on_signal():  # the cell's job ends too
         outcomes = _measure(options, meta, competitors, ranks, cores)
-    document = comparison.document(meta, outcomes)
+    document = comparison.document({**meta, **machine.facts_after()}, outcomes)
     terminal.show(versus_table.tail(document))
     if options.json is not None:
         report.save(options.json, document)

@@ -81,6 +81,7 @@ def run(options: Options, chosen: str) -> int:
     modes = [mode for mode in options.modes if mode not in absent]
     facts = meta(options, chosen)
     cells = rounds.measure(options, modes, chosen)
+    facts |= machine.facts_after()
     rows = figures.rows(cells, {mode: MODES[mode].processes(options.ranks) for mode in modes})
     facts["threads_per_rank"] = next(row.threads for row in rows if row.mode == ALWAYS[-1])
     judge, verdicts = losses.judge(cells, options.settings.loss_tolerance)

@@ -68,6 +68,7 @@ def rows_of(file: Path, size: int) -> list[dict[str, Any]]:
     assert document["meta"]["ranks"] == size
     assert "RENDEZVOUS" not in file.read_text()
     assert len(document["meta"]["binding"]) == size
+    assert document["meta"]["load_average_after"] >= 0
     rows: list[dict[str, Any]] = document["results"]
     for row in rows:
         assert row.keys() == SCHEMA.keys()

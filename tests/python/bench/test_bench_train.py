@@ -58,7 +58,9 @@ def test_modes_reach_the_same_loss_and_an_absent_one_is_named(
     (absent,) = document["absent"]
     assert absent["mode"] == "horovod"
     assert "does not compile against torch >= 2.1" in absent["why"]
-    assert {"ranks", "model", "batch_size", "seconds", "torch", "data", "cpu"} <= document["meta"].keys()
+    assert {"ranks", "model", "batch_size", "seconds", "torch", "data", "cpu", "load_average_after"} <= document[
+        "meta"
+    ].keys()
     lines = said.out.splitlines()
     assert next(line for line in lines if line.split()[:1] == ["horovod"]).split()[2] == "absent"
     assert any(line.startswith("# horovod: absent, not installed; its last release") for line in lines)

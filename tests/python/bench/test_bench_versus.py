@@ -312,10 +312,14 @@ def test_an_openmpi_that_is_here_knows_hardware_threads() -> None:
     assert (done.returncode, done.stdout.split()) == (0, ["here", "here"]), done.stderr
 
 
-def test_the_document_says_whether_ranks_were_bound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_document_says_whether_ranks_were_bound_and_cores_busy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     file = tmp_path / "cells.json"
     assert compare(monkeypatch, [says(5.0)], "--bind", "none", "--json", str(file)) == 0
-    assert json.loads(file.read_text())["meta"]["bind"] == "none"
+    meta = json.loads(file.read_text())["meta"]
+    assert meta["bind"] == "none"
+    assert meta["load_average_after"] >= 0
 
 
 class FakeEndpoint:
