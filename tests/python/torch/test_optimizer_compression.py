@@ -224,6 +224,33 @@ def test_powersgd_goes_on_alike_after_join(run_ranks: Callable[..., Any]) -> Non
     run_ranks(join_after_other_numbers_of_steps, 3)
 
 
+def step_with_other_numbers_of_threads() -> None:
+    """On each rank another one; 784 x 100 and 7 threads: a product that depends on it as well."""
+    with hvd.init() as world:
+        before = torch.get_num_threads()
+        for threads, shape in (([1, 2], (512, 784)), ([1, 7], (784, 100))):
+            torch.set_num_threads(threads[world.rank])
+            weight = torch.nn.Parameter(torch.zeros(shape))
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD([weight], lr=1.0), compression=hvd.Compression.powersgd(rank=32, min_ratio=1.0)
+            )
+            for step in range(3):
+                optimizer.zero_grad()
+                (
+                    weight * torch.randn(shape, generator=torch.Generator().manual_seed(7 * step + world.rank))
+                ).sum().backward()
+                optimizer.step()
+            assert optimizer.compression_state_dict()[0][0]["qs"]
+            digests = hvd.allgather_object(weight.detach().numpy().tobytes())
+            assert digests[0] == digests[1], shape
+            assert torch.get_num_threads() == threads[world.rank]
+        torch.set_num_threads(before)
+
+
+def test_powersgd_has_the_same_bits_with_other_numbers_of_threads(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(step_with_other_numbers_of_threads, 2)
+
+
 def learn() -> dict[str, tuple[float, float]]:
     """(loss, bytes a step to those without compression) of a small regression."""
     found = {}
