@@ -95,7 +95,8 @@ class PowerSGDExchange:
                 self._whole.append((gradient, gradient.contiguous()))
                 continue
             matrix = gradient.reshape(gradient.shape[0], -1).float()
-            self._matrices[at] = matrix + self.errors[at] if at in self.errors else matrix
+            # On the gradient's device, which a checkpoint need not have been loaded to.
+            self._matrices[at] = matrix + self.errors[at].to(matrix.device) if at in self.errors else matrix
             self._ps[at] = self._matrices[at] @ self._first_or_last_q(at, matrix)
         if self._whole:
             self._works.append(self._channel.allreduce([sent for _, sent in self._whole], f"{name}.whole"))
@@ -150,7 +151,8 @@ class PowerSGDExchange:
         if at not in self.qs:
             generator = torch.Generator().manual_seed(self._settings.seed + at)
             drawn = torch.randn(matrix.shape[1], self._settings.rank, generator=generator)  # the same on all ranks
-            self.qs[at] = drawn.to(matrix.device)
+            self.qs[at] = drawn
+        self.qs[at] = self.qs[at].to(matrix.device)
         return self.qs[at]
 
     def state_dict(self) -> dict[str, Any]:

@@ -84,6 +84,7 @@ class Int8Exchange:
         x = torch.zeros(whole, dtype=torch.float32, device=gradients[0].device)
         torch.cat([gradient.reshape(-1).float() for gradient in gradients], out=x[:count])
         if self.error is not None:
+            self.error = self.error.to(x.device)  # which a checkpoint need not have been loaded to
             x += self.error
         left = x - self._quantised(x)
         if self.error is not None:  # what cannot be sent, an infinity, is not kept either

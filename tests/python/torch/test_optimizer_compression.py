@@ -2,7 +2,8 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -249,6 +250,33 @@ def step_with_other_numbers_of_threads() -> None:
 
 def test_powersgd_has_the_same_bits_with_other_numbers_of_threads(run_ranks: Callable[..., Any]) -> None:
     run_ranks(step_with_other_numbers_of_threads, 2)
+
+
+class Alone(NamedTuple):
+    """A Channel that sends nothing, for tensors without memory."""
+
+    process_set: Any = SimpleNamespace(joins=0)
+    op: int = hvd.Sum
+
+    def allreduce(self, tensors: Any, name: str) -> None: ...
+
+    def allgather(self, tensor: Any, name: str) -> None: ...
+
+
+def test_what_was_left_out_goes_to_the_device_of_the_gradients() -> None:
+    """A checkpoint that was loaded with map_location="cpu", and parameters elsewhere."""
+    gradients = [torch.zeros((48, 40), device="meta")]
+    states = {
+        "int8": {"error": torch.ones(48 * 40)},
+        "powersgd": {"step": 1, "errors": {0: torch.ones(48, 40)}, "qs": {0: torch.ones(40, 3)}},
+    }
+    for name, state in states.items():
+        exchange = COMPRESSIONS[name]().exchange(Alone())
+        exchange.load_state_dict(state)
+        exchange.begin(gradients, "name")
+        now = exchange.state_dict()
+        tensors = [now["error"]] if name == "int8" else [now["qs"][0], exchange._matrices[0]]
+        assert [tensor.device.type for tensor in tensors] == ["meta"] * len(tensors)
 
 
 def learn() -> dict[str, tuple[float, float]]:
