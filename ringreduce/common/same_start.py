@@ -23,6 +23,7 @@ from ringreduce.job import collective_json
 from ringreduce.job.process_sets import ProcessSet
 
 KNOB = "RINGREDUCE_CHECK_PARAMETERS"
+OPTIMIZER = "DistributedOptimizer"
 MODES = ("error", "warn", "broadcast", "off")
 ELEMENTS = (1, 2, 4, 8)
 """The bytes of elements whose bits can be summed up as integers."""
@@ -35,6 +36,7 @@ def check(
     cure: str,
     name: str,
     process_set: ProcessSet,
+    who: str = OPTIMIZER,
 ) -> bool:
     """Compares tensors over the ranks of a set, and does what the knob says where they differ. Collective.
 
@@ -46,6 +48,7 @@ def check(
         broadcast: sends the tensors at these places from the lowest rank of the set to the others. Collective.
         cure: what the user should have called.
         name: of the operations; the same on all ranks.
+        who: compares, for the report.
 
     Returns:
         False where a rank has joined, so that nothing was compared, and all do it again in the next step.
@@ -65,7 +68,7 @@ def check(
     if mode == "off":
         return True
     if not same_layout:
-        _report("the ranks have state of other parameters, or of another dtype", mode, cure, process_set)
+        _report("the ranks have state of other parameters, or of another dtype", mode, cure, process_set, who)
         return True
     same = _are_same(group, name, [value for pair in sums() for value in pair])
     differing = [at for at in range(len(names)) if not (same[2 * at] and same[2 * at + 1])]
@@ -74,7 +77,7 @@ def check(
     elif differing:
         first = names[differing[0]]
         text = f"{first} is not the same on all ranks; {len(differing)} of {len(names)} tensors differ"
-        _report(text, mode, cure, process_set)
+        _report(text, mode, cure, process_set, who)
     return True
 
 
@@ -103,10 +106,10 @@ def sums_of(arrays: Iterable[np.ndarray]) -> list[tuple[int, int]]:
     return pairs
 
 
-def report_around(text: Any, cure: str, join: Callable[[list[Any]], Any]) -> Any:
+def report_around(text: Any, cure: str, join: Callable[[list[Any]], Any], who: str = OPTIMIZER) -> Any:
     """The report of what differs. join: of strings, or of a framework's tensors of strings, as `text` is one."""
     advice = f"{KNOB}=broadcast broadcasts what differs, error makes this an error, off leaves the comparison out"
-    return join(["DistributedOptimizer, first step: ", text, f". {cure}. {advice}"])
+    return join([f"{who}, first step: ", text, f". {cure}. {advice}"])
 
 
 def _are_same(group: Group, name: str, values: Sequence[int]) -> list[bool]:
@@ -124,9 +127,9 @@ def are_on_all_ranks(process_set: ProcessSet, name: str, values: Sequence[int]) 
     return collective_json.has_nobody_joined(group, name) and all(_are_same(group, name, values))
 
 
-def _report(text: str, mode: str, cure: str, process_set: ProcessSet) -> None:
+def _report(text: str, mode: str, cure: str, process_set: ProcessSet, who: str) -> None:
     """One warning in the job, or an error on all ranks."""
-    text = report_around(text, cure, "".join)
+    text = report_around(text, cure, "".join, who)
     if mode != "warn":
         raise MismatchError(text)
     if process_set.group.rank == 0:

@@ -153,6 +153,7 @@ class LocalSGDCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-i
             CURE,
             NAME,
             self.process_set,
+            type(self).__name__,
         )
 
     def _check(self, steps: int) -> None:

@@ -11,6 +11,7 @@ from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet
 from ringreduce.torch import gradient_reduction
 from ringreduce.torch.compression import NoneCompressor, way_for
+from ringreduce.torch.functions import broadcast_parameters
 from ringreduce.torch.gradient_reduction import Channel
 from ringreduce.torch.local_sgd.outer import ElasticAveraging, Outer
 
@@ -42,8 +43,8 @@ class Fragment:
         self._parameters = parameters
         self._mix = mix
         self._pull: float | None = outer.beta / len(process_set.ranks) if isinstance(outer, ElasticAveraging) else None
-        # Plain averages of the parameters themselves need no copy of what there was before.
-        self._is_plain = outer is None and compression is NoneCompressor
+        self.is_plain = outer is None and compression is NoneCompressor
+        """Plain averages of the parameters themselves need no copy of what there was before."""
         self._outer_of = outer or (lambda common: torch.optim.SGD(common, lr=1.0))
         self._common: list[torch.nn.Parameter] = []
         self._outer: torch.optim.Optimizer | None = None
@@ -57,16 +58,23 @@ class Fragment:
         """In which step an averaging that has begun is to be used; None: none has."""
 
     def start(self) -> None:
-        """Takes this rank's parameters as what all ranks have."""
-        if not self._is_plain:
+        """Takes this rank's parameters as what all ranks have; share() makes it so where they are not."""
+        if not self.is_plain:
             self._common = [torch.nn.Parameter(p.detach().clone()) for p in self._parameters]
             self._outer = self._outer_of(self._common)
+
+    def share(self) -> None:
+        """Gives all ranks the first one's of what all have. Collective; nobody has joined."""
+        process_set = self._channel.process_set
+        named = [(f"{self._name}.common.{number}", m) for number, m in enumerate(self._common)]
+        with torch.no_grad():
+            broadcast_parameters(named, process_set.ranks[0], process_set)
 
     def begin(self, due: int) -> None:
         """Starts an averaging, which is to be used in that step."""
         self.due = due
         with torch.no_grad():
-            if self._is_plain:
+            if self.is_plain:
                 self._sent = [p.detach().clone() for p in self._parameters]
             else:
                 self._sent = [m - p for m, p in zip(self._common, self._parameters, strict=True)]
@@ -95,7 +103,7 @@ class Fragment:
         self.arrive()
         with torch.no_grad():
             targets, way = self._sent, 1 - self._mix
-            if not self._is_plain:
+            if not self.is_plain:
                 before = [m.detach().clone() for m in self._common] if self._pull is not None else []
                 # Without a change (no step has followed the last averaging) momentum would move m all the same.
                 if share != 1 or any(bool(change.any()) for change in self._sent):
@@ -139,7 +147,7 @@ class Fragment:
     def check(self, state: dict[str, Any]) -> None:
         """Raises InvalidArgumentError where a state is not of such a fragment."""
         mine = [tuple(p.shape) for p in self._parameters]
-        expected = {"common": [] if self._is_plain else mine, "averages": [] if state["due"] is None else mine}
+        expected = {"common": [] if self.is_plain else mine, "averages": [] if state["due"] is None else mine}
         for name, shapes in expected.items():
             if (found := [tuple(tensor.shape) for tensor in state[name]]) != shapes:
                 raise InvalidArgumentError(f"LocalSGD: the state has {name} of shapes {found}, not {shapes}"[:1000])

@@ -100,9 +100,7 @@ class LocalSGDMixin(torch.optim.Optimizer):
         self._begin_alike()
         is_warming = self._steps < self._schedule.warmup
         if not is_warming and not self._has_started:
-            for fragment in self._fragments:
-                fragment.start()
-            self._has_started = True
+            self._start_fragments()
         result = self._warm_step(closure) if is_warming else super().step(closure)
         self._steps += 1
         with self._averaging():
@@ -142,6 +140,20 @@ class LocalSGDMixin(torch.optim.Optimizer):
             for fragment in self._arrived():
                 fragment.apply(share=1)
 
+    def _start_fragments(self) -> None:
+        """What all ranks have is the same on all from here on, also where their parameters differ, with a warning.
+
+        Not where a rank has joined, which could not take part: there all begin anew when it is back.
+        """
+        for fragment in self._fragments:
+            fragment.start()
+        if len(self._process_set.ranks) > 1 and not self._fragments[0].is_plain:
+            with self._averaging():
+                if has_nobody_joined(self._process_set.group, f"{self._name}.common"):
+                    for fragment in self._fragments:
+                        fragment.share()
+        self._has_started = True
+
     def _arrived(self) -> list[Fragment]:
         """The fragments whose averaging has begun, once all values are there; in the same order on all ranks."""
         begun = sorted((one for one in self._fragments if one.due is not None), key=lambda one: one.due or 0)
@@ -177,7 +189,9 @@ class LocalSGDMixin(torch.optim.Optimizer):
                     )
         named = [(f"parameter {number}", p) for number, p in enumerate(self._averaged)]
         # Between averagings ranks have parameters of their own.
-        self._is_compared = self._has_started or same_start.check(named, f"{self._name}.start", self._process_set)
+        self._is_compared = self._has_started or same_start.check(
+            named, f"{self._name}.start", self._process_set, "LocalSGD"
+        )
 
     def _warm_step(self, closure: Callable[[], Any] | None) -> Any:
         if closure is None:

@@ -18,7 +18,12 @@ CURE = (
 )
 
 
-def check(named: Sequence[tuple[str, torch.Tensor]], name: str, process_set: ProcessSet) -> bool:
+def check(
+    named: Sequence[tuple[str, torch.Tensor]],
+    name: str,
+    process_set: ProcessSet,
+    who: str = same_start.OPTIMIZER,
+) -> bool:
     """ringreduce.common.same_start.check() of tensors: what the step starts from, in the same order on all ranks."""
     dense = [(of, tensor) for of, tensor in named if _is_plain(tensor)]
     tensors = [tensor for _, tensor in dense]
@@ -31,7 +36,7 @@ def check(named: Sequence[tuple[str, torch.Tensor]], name: str, process_set: Pro
         with torch.no_grad():
             broadcast_parameters([tensors[at] for at in places], process_set.ranks[0], process_set)
 
-    return same_start.check(describe, lambda: _sums(tensors), broadcast, CURE, name, process_set)
+    return same_start.check(describe, lambda: _sums(tensors), broadcast, CURE, name, process_set, who)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

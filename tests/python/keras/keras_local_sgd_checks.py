@@ -186,6 +186,7 @@ def ranks_begin_alike(hvd: Any) -> None:
         told = [str(one.message) for one in caught if "is not the same on all ranks" in str(one.message)]
         assert len(told) == (hvd.rank() == 0)
         assert all("BroadcastGlobalVariablesCallback(0)" in text for text in told)
+        assert all(text.startswith("LocalSGDCallback, first step: ") for text in told)
         assert len(set(map(str, hvd.allgather_object(weights(model).tolist())))) == 1
 
 

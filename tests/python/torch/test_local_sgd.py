@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import os
+import warnings
 from typing import Any
 
 import numpy as np
@@ -356,6 +357,59 @@ def synchronized(method: str) -> tuple[bool, bool, bool]:
 @pytest.mark.parametrize("method", ["averaging", "EASGD", "streaming", "overlapped averaging", "DiLoCo"])
 def test_synchronize_ends_the_period_on_all_ranks(method: str) -> None:
     assert run_ranks(synchronized, 2, args=(method,)) == [(False, True, True)] * 2
+
+
+def begun_apart(arguments: dict[str, Any]) -> tuple[list[str], list[bool]]:
+    """Where nobody has broadcast: what ranks are warned of, and whether they have the same after each synchronize()."""
+    with hvd.init() as world, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        parameters, optimizer = made(arguments)
+        with torch.no_grad():
+            for p in parameters:
+                p.mul_(1 + world.rank)
+        alike = []
+        for step in range(1, 10):
+            give_gradients(parameters, world.rank, step)
+            optimizer.step()
+            if step in (1, 9):
+                optimizer.synchronize()
+                whole = torch.cat([p.detach().reshape(-1) for p in parameters])
+                alike.append(len(set(hvd.allgather_object(whole.numpy().tobytes()))) == 1)
+        return [str(one.message) for one in caught], alike
+
+
+@pytest.mark.parametrize("method", ["averaging", "DiLoCo", "EASGD", "streaming", "compressed"])
+def test_ranks_that_begin_apart_are_the_same_after_synchronize(method: str) -> None:
+    arguments = METHODS.get(method) or {"every": 3, "compression": hvd.Compression.fp16}
+    (first, alike), *others = run_ranks(begun_apart, 3, args=(arguments | {"warmup": 0},))
+    assert len(first) == 1
+    assert first[0].startswith("LocalSGD, first step: parameter 0 is not the same on all ranks; 4 of 4 tensors differ")
+    assert [alike, *others] == [[True, True], *[([], [True, True])] * 2]
+
+
+def compared_after_a_join() -> tuple[list[str], list[str]]:
+    """Rank 0 has joined when the others begin apart: warnings until then, and of the first step of all."""
+    with hvd.init() as world, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        parameters, optimizer = made(METHODS["DiLoCo"])
+        with torch.no_grad():
+            for p in parameters:
+                p.mul_(1 + world.rank)
+        for step in range(1, 8 if world.rank else 1):
+            give_gradients(parameters, world.rank, step)
+            optimizer.step()
+        hvd.join()
+        before = [str(one.message) for one in caught]
+        give_gradients(parameters, world.rank, 1)
+        optimizer.step()
+        return before, [str(one.message) for one in caught][len(before) :]
+
+
+def test_parameters_are_compared_after_a_rank_had_joined_before_the_first_step() -> None:
+    (before, after), *others = run_ranks(compared_after_a_join, 3)
+    assert [before, *others] == [[], ([], []), ([], [])]
+    assert len(after) == 1
+    assert "parameter 0 is not the same on all ranks" in after[0]
 
 
 def after_an_averaging_under_way() -> bool:
