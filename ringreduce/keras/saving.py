@@ -10,7 +10,7 @@ import keras
 
 from ringreduce import config
 from ringreduce.basics import is_initialized, rank
-from ringreduce.errors import UnavailableError
+from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.keras.compression import Compression
 from ringreduce.keras.optimizer import DistributedOptimizer
 
@@ -55,6 +55,11 @@ def load_model(
         if passes is None and mean is None:
             _warn_of_mean(accumulated)
             mean = True
+        if passes is not None and accumulated not in (1, passes):
+            raise InvalidArgumentError(
+                f"backward_passes_per_step={passes}, and the optimizer in the file has "
+                f"gradient_accumulation_steps={accumulated}: give that, or leave it out"
+            )
         model.optimizer = DistributedOptimizer(
             optimizer,
             compression=compression,
