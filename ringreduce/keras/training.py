@@ -53,6 +53,8 @@ def scale_momentum(optimizer: Any, factor: float) -> None:
         return
     for name in ("momentums", "_momentums"):
         for variable in getattr(optimizer, name, ()):
+            if variable is None:  # of a variable that Keras overwrites with its gradient, as float8's scales
+                continue
             scale = keras.ops.convert_to_tensor(factor, dtype=variable.dtype)
             variable.assign(keras.ops.multiply(variable, scale))
 

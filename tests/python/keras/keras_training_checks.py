@@ -275,6 +275,26 @@ def learning_rates_follow_their_schedules(hvd: Any) -> None:
         fit(hvd, model, callbacks=[Schedule(0.1, 2.0)])
 
 
+def momenta_are_scaled_where_there_are_some(hvd: Any) -> None:
+    """None of what Keras overwrites with gradients, as float8's scales."""
+    for plain, name in (
+        (keras.optimizers.SGD(0.5, momentum=0.9), "momentums"),
+        (keras.optimizers.RMSprop(0.5, momentum=0.9), "_momentums"),
+    ):
+        model = make_model(seed=0)
+        model.layers[0].bias.overwrite_with_gradient = True
+        model.compile(hvd.DistributedOptimizer(plain), loss="mse")
+        model.optimizer.build(model.trainable_variables)
+        momenta = getattr(model.optimizer, name)
+        assert [one is None for one in momenta] == [False, True, False, False]
+        momenta[0].assign(np.full(momenta[0].shape, 8.0))
+        callback = hvd.callbacks.LearningRateScheduleCallback(0.125, lambda epoch: 1.0)
+        callback.set_model(model)
+        callback.on_train_batch_begin(0)
+        assert float(keras.ops.convert_to_numpy(model.optimizer.learning_rate)) == 0.125
+        assert set(keras.ops.convert_to_numpy(momenta[0]).ravel().tolist()) == {2.0}
+
+
 def files_are_those_of_the_plain_optimizer(hvd: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for number, (make, options) in enumerate(
@@ -465,6 +485,7 @@ CHECKS = [
     metrics_of_classes_are_averaged,
     a_rank_with_more_batches_is_told,
     learning_rates_follow_their_schedules,
+    momenta_are_scaled_where_there_are_some,
     files_are_those_of_the_plain_optimizer,
     loaded_models_add_up_passes_as_they_are_told,
     mixed_precision_trains,
