@@ -9,6 +9,7 @@ import numpy as np
 
 from ringreduce.collectives import ops
 from ringreduce.keras.active import keras, training
+from ringreduce.keras.callbacks.fit_thread import FitThread
 from ringreduce.keras.settings import check_variable
 
 
@@ -26,7 +27,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         local_variables: variables that stay each rank's own, or one.
 
     Raises:
-        InvalidArgumentError: one of local_variables is no variable.
+        InvalidArgumentError: one of local_variables is no variable. In fit(): it is to broadcast after the first batch,
+            and was given by itself, and not in a list.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Iterable[Any] | Any = None) -> None:
@@ -34,6 +36,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self.root_rank = root_rank
         self._local: list[Any] = []
         self._done = False
+        self._thread = FitThread()
         if local_variables is None:
             local_variables = ()
         for one in [local_variables] if training.is_variable(local_variables) else local_variables:
@@ -46,12 +49,14 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._done = False
+        self._thread.begin()
         built = np.array([training.is_built(self.model)], np.int32)  # perhaps on the root alone, which has loaded it
         if ops.allreduce(built, op=ops.Min, name="ringreduce.keras.is_built")[0]:
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if not self._done:
+            self._thread.check(self)
             self._broadcast()
 
     def _broadcast(self) -> None:

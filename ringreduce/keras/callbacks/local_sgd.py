@@ -14,6 +14,7 @@ from ringreduce.common.which_keras import uses_keras_2
 from ringreduce.errors import InvalidArgumentError, MismatchError, UnavailableError
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.keras.active import keras, training
+from ringreduce.keras.callbacks.fit_thread import FitThread
 
 NAME = "keras.local_sgd"  # of the operations; a fit() has one callback
 CURE = "Give hvd.callbacks.BroadcastGlobalVariablesCallback(0) to model.fit(), before LocalSGDCallback"
@@ -43,7 +44,7 @@ class LocalSGDCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-i
 
     Raises:
         InvalidArgumentError: an argument is wrong; it says which. In fit(): the model's optimizer is a
-            DistributedOptimizer.
+            DistributedOptimizer; or the callback was given by itself, and not in a list.
         MismatchError: in fit(), ranks average after different numbers of batches.
         UnavailableError: with Keras 2.
 
@@ -64,6 +65,7 @@ class LocalSGDCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-i
         self.every = every
         self.process_set = process_set
         self._outer = _made(outer)
+        self._thread = FitThread()
         self._trained: list[Any] = []
         self._common: list[Any] = []  # m; without an outer optimizer nothing
         self._has_started = False  # in this fit()
@@ -72,6 +74,7 @@ class LocalSGDCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-i
         self._averaged = 0  # steps of this fit() up to the last averaging
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._thread.begin()
         self._has_started = False
         self._steps = self._batches = self._averaged = 0
 
@@ -85,6 +88,7 @@ class LocalSGDCallback(keras.callbacks.Callback):  # type: ignore[misc, unused-i
             self._start()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._thread.check(self)
         if not self._has_started:  # the first batch has built the model, and BroadcastGlobalVariablesCallback sent it
             self._start()
         self._batches = batch + 1  # with steps_per_execution a call stands for several

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
@@ -94,7 +95,7 @@ def made(optimizer: Any = None, built: bool = True, **options: Any) -> Any:
     return model
 
 
-def fit(hvd: Any, model: Any, callbacks: list[Any], epochs: int = EPOCHS, batches: int = BATCHES) -> None:
+def fit(hvd: Any, model: Any, callbacks: Any, epochs: int = EPOCHS, batches: int = BATCHES) -> None:
     x, y = np.zeros((batches, 5)), targets(hvd.rank())[:batches]
     model.fit(x, y, batch_size=1, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks)
 
@@ -252,6 +253,22 @@ def wrong_arguments_are_refused(hvd: Any) -> None:
         fit(hvd, model, [hvd.callbacks.LocalSGDCallback(2)])
 
 
+def a_callback_that_is_in_no_list_is_refused(hvd: Any) -> None:
+    """Keras calls it on other threads, beside the next step, where its backend allows that."""
+    if keras.backend.backend() == "tensorflow":
+        fit(hvd, made(), hvd.callbacks.LocalSGDCallback(1), epochs=1)
+        return
+    with pytest.raises(hvd.InvalidArgumentError, match=r"LocalSGDCallback.*callbacks=\[\.\.\.\]"):
+        fit(hvd, made(), hvd.callbacks.LocalSGDCallback(1))
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    fit(hvd, made(), callback, epochs=1)  # has broadcast before the first step
+    callback._done = False
+    with ThreadPoolExecutor(1) as pool, pytest.raises(hvd.InvalidArgumentError, match=r"Broadcast.*callbacks="):
+        pool.submit(callback.on_train_batch_end, 0).result()
+    with ThreadPoolExecutor(1) as pool:  # a fit() on another thread than the last
+        pool.submit(fit, hvd, made(), [hvd.callbacks.LocalSGDCallback(1), callback], 1).result()
+
+
 def the_program_of_the_page_runs(hvd: Any) -> None:
     names: dict[str, Any] = {}
     exec(compile(program("keras.md", "Local SGD", "LocalSGDCallback"), "<the page's program>", "exec"), names)
@@ -272,5 +289,6 @@ CHECKS = [
     ranks_that_differ_are_told,
     equal_numbers_are_equal_at_49_ranks,
     wrong_arguments_are_refused,
+    a_callback_that_is_in_no_list_is_refused,
     the_program_of_the_page_runs,
 ]
