@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError
+from ringreduce.keras import copies
 from ringreduce.keras.distributed import DistributedMixin
 from ringreduce.keras.first_step import FirstStep, watch
 from ringreduce.keras.gradient_reduction import GradientReduction
@@ -20,6 +21,7 @@ def wrap(optimizer: Any, reduction: GradientReduction) -> Any:
     Not by from_config(): that would lose what no configuration has, such as exclude_from_weight_decay().
     """
     watch(keras.callbacks.CallbackList, _first_step_of)
+    copies.watch()
     plain = type(optimizer)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise InvalidArgumentError(f"DistributedOptimizer takes an optimizer of Keras 3, not {optimizer!r}")
@@ -39,8 +41,8 @@ def wrap(optimizer: Any, reduction: GradientReduction) -> Any:
 
 
 def _first_step_of(optimizer: Any) -> FirstStep | None:
-    reduction = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_reduction", None)
-    return reduction.first_step if isinstance(reduction, GradientReduction) else None
+    reduction = copies.reduction_of(optimizer)
+    return None if reduction is None else reduction.first_step
 
 
 def _accumulate(wrapped: Any, passes: int, average: bool) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
+import pickle
 import re
 import tempfile
 import warnings
@@ -338,6 +340,66 @@ def files_are_those_of_the_plain_optimizer(hvd: Any) -> None:
         hvd.load_model("no.keras", legacy_opts=True)
 
 
+def copies_stay_distributed(hvd: Any) -> None:
+    """By copy and pickle, where Keras makes a plain optimizer of what it would write to a file."""
+    optimizers: list[tuple[Any, dict[str, Any]]] = [
+        (keras.optimizers.Adam(0.05), {"op": hvd.Sum, "compression": hvd.Compression.fp16, "groups": 2}),
+        (keras.optimizers.SGD(0.05), {"backward_passes_per_step": 2}),
+        (Registered(0.05, momentum=0.5), {"gradient_predivide_factor": 2.0}),
+        (keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05)), {}),
+    ]
+    for plain, options in optimizers:
+        model = make_model(seed=1)
+        model.compile(hvd.DistributedOptimizer(plain, **options), loss=keras.losses.MeanSquaredError())
+        assert is_of_like(copy.deepcopy(model.optimizer), model.optimizer)  # not built yet, as Keras copies no other
+        assert is_of_like(pickle.loads(pickle.dumps(model.optimizer)), model.optimizer)
+        fit(hvd, model, 1)
+        copies = [copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps({"a model": model}))["a model"]]
+        assert model.optimizer._reduction.is_needed()
+        fit(hvd, model, 1)
+        for one in copies:
+            assert is_of_like(one.optimizer, model.optimizer)
+            fit(hvd, one, 1)
+            assert_close(weights(one), weights(model), 1e-12)
+        assert len(set(map(str, hvd.allgather_object([weights(one) for one in [model, *copies]])))) == 1
+        cloned = keras.models.clone_model(model)
+        cloned.compile_from_config(model.get_compile_config())
+        assert not hasattr(cloned.optimizer, "_reduction")
+
+    model = make_model(seed=1)
+    around = keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)))
+    for one in (around, copy.deepcopy(around), pickle.loads(pickle.dumps(around))):
+        assert hasattr(one.inner_optimizer, "_reduction")
+    plain = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05))
+    model.compile(plain, loss="mse")
+    for one in (copy.deepcopy(plain), pickle.loads(pickle.dumps(plain)), copy.deepcopy(model).optimizer):
+        assert type(one) is type(plain)
+        assert not hasattr(one.inner_optimizer, "_reduction")
+
+    local = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
+    local.register_local_var(model.weights[0])
+    grouped = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), groups=[model.weights[:2]])
+    layer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.05), local_layers=model.layers[0])
+    for optimizer, text in ((local, "local variables"), (layer, "local variables"), (grouped, "groups of variables")):
+        model.compile(optimizer, loss="mse")
+        for one in (model, optimizer):
+            for make in (copy.copy, copy.deepcopy, pickle.dumps):
+                with pytest.raises(hvd.InvalidArgumentError, match=rf"with {text}.*keras\.models\.clone_model"):
+                    make(one)
+    model.compile("sgd", loss="mse")
+    model.second = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
+    with pytest.raises(hvd.InvalidArgumentError, match="DistributedOptimizer second"):
+        copy.deepcopy(model)
+
+
+def is_of_like(one: Any, other: Any) -> bool:
+    """Whether both are distributed, and each by itself, in the same class and with the same settings."""
+    first, second = one._reduction, other._reduction
+    assert one is not other
+    assert first is not second
+    return bool(one._plain is other._plain and first.settings == second.settings)
+
+
 def loaded_models_add_up_passes_as_they_are_told(hvd: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "passes.keras"
@@ -487,6 +549,7 @@ CHECKS = [
     learning_rates_follow_their_schedules,
     momenta_are_scaled_where_there_are_some,
     files_are_those_of_the_plain_optimizer,
+    copies_stay_distributed,
     loaded_models_add_up_passes_as_they_are_told,
     mixed_precision_trains,
     functions_take_values_of_the_backend,
