@@ -245,7 +245,7 @@ ROWS = (
     Mutation(
         "powersgd-error",
         "ringreduce/torch/powersgd.py",
-        "matrix + self.errors[at] if at in self.errors else matrix",
+        "matrix + self.errors[at].to(matrix.device) if at in self.errors else matrix",
         "matrix",
         ("test_optimizer_compression.py::test_error_feedback_loses_nothing",),
     ),
