@@ -57,6 +57,8 @@ bool Groups::progress(bool from_engine, bool* busy) {
     return false;
   }
   if (has_links && !from_engine) driven_ns_.store(now_ns(), std::memory_order_relaxed);
+  // Before the step, which goes on with what housekeeping has received.
+  if (is_housekeeping_due_.load(std::memory_order_relaxed) && is_housekeeping_due_.exchange(false)) keep_house();
   bool moved = world_->has_work() && world_->progress(from_engine);
   bool work = world_->is_busy();
   for (auto& group : groups_) {
@@ -77,7 +79,6 @@ bool Groups::progress(bool from_engine, bool* busy) {
     gpu_.note_busy(must_poll_device() || (work && gpu_.device()->is_busy()));
   }
   if (busy != nullptr) *busy = work || is_in_transit();
-  if (is_housekeeping_due_.load(std::memory_order_relaxed) && is_housekeeping_due_.exchange(false)) keep_house();
   return moved;
 }
 

@@ -43,7 +43,7 @@ class Groups {
   bool must_poll() const;
   // When an open bucket is to be closed; INT64_MAX: there is none, or another thread is at work.
   int64_t linger_until_ns() const;
-  // While another thread is at work: has that thread do it, at the end of its step.
+  // While another thread is at work: the next step of a thread begins with it.
   void housekeep();
   // What this rank has called last, in words, in the world and in the process sets that it has called something in.
   std::string calls_text() const;

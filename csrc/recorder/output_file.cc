@@ -36,13 +36,17 @@ void OutputFile::open(NamedBy who) {
   // A pipe that nobody reads is not waited for: it is refused.
   if (who == NamedBy::kUser) {
     open_with(O_CREAT | O_NONBLOCK);
-    if (!fd_ && errno == ENXIO) throw error("is a pipe that nobody reads: start its reader first", 0);
-    if (!fd_) throw error("cannot be made", errno);
+    if (!fd_) {
+      const int code = errno;
+      struct stat status;
+      const bool is_pipe = code == ENXIO && ::stat(path_.c_str(), &status) == 0 && S_ISFIFO(status.st_mode);
+      throw is_pipe ? error("is a pipe that nobody reads: start its reader first", 0) : error("cannot be made", code);
+    }
     ::fcntl(fd_.get(), F_SETFL, 0);  // writes wait
     return;
   }
   open_with(O_CREAT | O_EXCL);
-  if (fd_) return;                                          // ours, whomever a network's file system names as its owner
+  if (fd_) return;  // ours, whomever a network's file system names as its owner
   if (errno == EEXIST) open_with(O_NOFOLLOW | O_NONBLOCK);
   if (!fd_) {
     const int code = errno;
