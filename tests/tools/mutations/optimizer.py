@@ -33,6 +33,20 @@ ROWS = (
         ("test_local_sgd.py",),
     ),
     Mutation(
+        "local-sgd-begins-apart",
+        "ringreduce/torch/local_sgd/mixin.py",
+        "                        fragment.share()",
+        "                        pass",
+        ("test_local_sgd.py::test_ranks_that_begin_apart_are_the_same_after_synchronize",),
+    ),
+    Mutation(
+        "powersgd-threads",
+        "ringreduce/torch/powersgd.py",
+        "    torch.set_num_threads(1)\n",
+        "",
+        ("test_optimizer_compression.py::test_powersgd_has_the_same_bits_with_other_numbers_of_threads",),
+    ),
+    Mutation(
         "powersgd-joined",
         "ringreduce/torch/powersgd.py",
         "        if self._is_apart():",
