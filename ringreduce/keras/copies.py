@@ -7,12 +7,15 @@ a word.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import keras
 
+from ringreduce import state
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.job.process_sets import registered_as
 from ringreduce.keras.gradient_reduction import GradientReduction
 from ringreduce.keras.settings import Settings
 
@@ -30,7 +33,7 @@ def watch() -> None:
     """Has copies of all models and optimizers made here; those that are not distributed see no difference."""
     for kind, reduced in ((keras.Model, _reduced_model), (keras.optimizers.Optimizer, _reduced_optimizer)):
         plain = kind.__reduce__
-        if not hasattr(plain, "ringreduce_copies"):
+        if plain is not object.__reduce__ and not hasattr(plain, "ringreduce_copies"):  # object's: an older Keras 3
             kind.__reduce__ = _watched(plain, reduced)
 
 
@@ -44,14 +47,24 @@ def _watched(plain: Reduce, reduced: Callable[[Any, Reduce], Any]) -> Any:
 
 
 def _reduced_model(model: Any, plain: Reduce) -> Any:
-    others = [name for name, one in vars(model).items() if name != "optimizer" and reduction_of(one) is not None]
-    if others:
+    if other := next(_others(model), ""):
         raise InvalidArgumentError(
-            f"a copy of this model would have a plain optimizer in place of the DistributedOptimizer {others[0]}, and "
+            f"a copy of this model would have a plain optimizer in place of the DistributedOptimizer {other}, and "
             "train alone: make a new model, and new optimizers"
         )
     reduction = reduction_of(getattr(model, "optimizer", None))
     return plain(model) if reduction is None else (_copied, (*plain(model), _settings(reduction)))
+
+
+def _others(model: Any) -> Iterator[str]:
+    """Names of distributed optimizers beside `optimizer`: attributes, also in lists and dicts, and of inner models."""
+    for name, one in vars(model).items():
+        inner = one.values() if isinstance(one, dict) else one if isinstance(one, list | tuple) else [one]
+        if name != "optimizer" and any(reduction_of(each) is not None for each in inner):
+            yield name
+    for layer in model._flatten_layers(include_self=False):
+        if isinstance(layer, keras.Model) and reduction_of(getattr(layer, "optimizer", None)) is not None:
+            yield f"{layer.name}.optimizer"
 
 
 def _reduced_optimizer(optimizer: Any, plain: Reduce) -> Any:
@@ -84,6 +97,9 @@ def _copied(make: Callable[..., Any], args: tuple[Any, ...], settings: Settings)
     """A model or an optimizer, plain as Keras makes it, that is distributed again."""
     from ringreduce.keras.wrapping import wrap  # which has us watch copies
 
+    if state.current is not None and settings.process_set.process_set_id is None:  # a pickle has a set's ranks alone
+        registered = registered_as(settings.process_set, state.current)
+        settings = settings if registered is None else replace(settings, process_set=registered)
     made = make(*args)
     if isinstance(made, keras.optimizers.Optimizer):
         return wrap(made, GradientReduction(settings))

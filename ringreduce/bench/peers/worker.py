@@ -59,9 +59,14 @@ def main(module: str, text: str) -> int:
     fields = json.loads(text)
     cell = Cell(**{**fields, "cores": tuple(fields["cores"]), "hosts": tuple(map(tuple, fields["hosts"]))})
     name = module if "." in module else f"ringreduce.bench.peers.{module}"
-    if cell.is_bound and not cell.hosts:
-        os.sched_setaffinity(0, _share(cell))  # before the library starts threads, which inherit it
+    place = detect(network=True) if cell.is_bound and not cell.hosts else None
+    # Another size where the bench itself runs as a rank of another launcher, such as srun.
+    is_placed = place is not None and place.size == cell.ranks
+    if place is not None and is_placed:
+        _bind(cell, place.rank)  # before the library starts threads, which inherit it
     endpoint: Endpoint = importlib.import_module(name).connect()
+    if place is not None and not is_placed:
+        _bind(cell, endpoint.rank)
     if endpoint.size != cell.ranks:
         raise RuntimeError(f"{module}: {endpoint.size} ranks have met, not {cell.ranks}")
     collective = COLLECTIVES[cell.collective]
@@ -100,12 +105,9 @@ def main(module: str, text: str) -> int:
     return 0
 
 
-def _share(cell: Cell) -> frozenset[int]:
-    """The CPUs that ringrun would bind this rank to; the launcher may have bound it to others."""
-    place = detect(network=True)
-    if place.size != cell.ranks:
-        raise RuntimeError(f"{place.source} has started {place.size} ranks, not {cell.ranks}")
-    return cpu_shares(cell.ranks, cell.cores)[place.rank]
+def _bind(cell: Cell, rank: int) -> None:
+    """To the CPUs that ringrun would bind this rank to; the launcher may have bound it to others."""
+    os.sched_setaffinity(0, cpu_shares(cell.ranks, cell.cores)[rank])
 
 
 if __name__ == "__main__":

@@ -342,8 +342,10 @@ class FakeEndpoint:
     def close(self) -> None: ...
 
 
-def work(monkeypatch: pytest.MonkeyPatch, cell: Cell, endpoint: Any) -> list[str | list[int]]:
-    """Runs the worker as rank 1 of 2. Returns what happened: CPUs it was bound to, "connect"."""
+def work(
+    monkeypatch: pytest.MonkeyPatch, cell: Cell, endpoint: Any, rank: str = "1", size: str = "2"
+) -> list[str | list[int]]:
+    """Runs the worker as a rank, by the environment. Returns what happened: CPUs it was bound to, "connect"."""
     happened: list[str | list[int]] = []
 
     def connect() -> Any:
@@ -352,7 +354,7 @@ def work(monkeypatch: pytest.MonkeyPatch, cell: Cell, endpoint: Any) -> list[str
 
     monkeypatch.setitem(sys.modules, "fake.peer", SimpleNamespace(connect=connect))  # type: ignore[arg-type]
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: happened.append(sorted(cpus)))
-    for name, value in (("RANK", "1"), ("SIZE", "2"), ("LOCAL_RANK", "1"), ("LOCAL_SIZE", "2")):
+    for name, value in (("RANK", rank), ("SIZE", size), ("LOCAL_RANK", rank), ("LOCAL_SIZE", size)):
         monkeypatch.setenv(f"RINGREDUCE_{name}", value)
     assert worker.main("fake.peer", json.dumps(asdict(cell))) == 0
     return happened
@@ -365,6 +367,12 @@ def test_a_peer_is_bound_to_the_same_cores_as_ours_before_it_starts_threads(monk
     assert work(monkeypatch, cell, FakeEndpoint(cell)) == [[1, 3], "connect"]
     assert work(monkeypatch, replace(cell, bind="none"), FakeEndpoint(cell)) == ["connect"]
     assert work(monkeypatch, replace(cell, cores=(0,)), FakeEndpoint(cell)) == ["connect"]
+
+
+def test_a_peer_within_another_launchers_rank_is_bound_once_it_knows_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = replace(CELL, cores=(0, 1))
+    endpoint = FakeEndpoint(cell)
+    assert work(monkeypatch, cell, endpoint, size="1", rank="0") == ["connect", [endpoint.rank]]
 
 
 def test_what_a_call_returns_is_its_result(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -390,6 +390,20 @@ def copies_stay_distributed(hvd: Any) -> None:
     model.second = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
     with pytest.raises(hvd.InvalidArgumentError, match="DistributedOptimizer second"):
         copy.deepcopy(model)
+    model.second = [hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))]
+    with pytest.raises(hvd.InvalidArgumentError, match="DistributedOptimizer second"):
+        copy.deepcopy(model)
+    inner = make_model(seed=1)
+    inner.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), loss="mse")
+    outer = keras.Sequential([inner])
+    with pytest.raises(hvd.InvalidArgumentError, match=f"DistributedOptimizer {inner.name}.optimizer"):
+        copy.deepcopy(outer)
+
+    alone = hvd.add_process_set([0])
+    model = make_model(seed=1)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), process_set=alone), loss="mse")
+    assert pickle.loads(pickle.dumps(model)).optimizer._reduction.settings.process_set is alone
+    hvd.remove_process_set(alone)
 
 
 def is_of_like(one: Any, other: Any) -> bool:
