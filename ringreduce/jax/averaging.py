@@ -27,7 +27,8 @@ class LocalSGDState(NamedTuple):
     step: jax.Array
     """int32: steps so far, warmup's included."""
     common: Any
-    """m, the parameters that all ranks had after the last averaging; without an outer optimizer ()."""
+    """m, the parameters that all ranks had after the last averaging, or, before the first one, the mean of those with
+    which they began to step alone; until then without a meaning. Without an outer optimizer ()."""
     outer: Any
     """Of the outer optimizer; without one ()."""
 
@@ -86,7 +87,7 @@ class LocalSGD:
 
         For the end of a training, or before a checkpoint that all ranks are to start from. Later periods begin and end
         as they would have without it. The outer optimizer takes no step where no rank has since the last averaging.
-        During warmup, and before the first step, ranks are alike and nothing is sent.
+        During warmup, and before the first step, ranks count as alike: nothing is sent, and params stay as they are.
         """
 
         def averaged() -> tuple[Any, LocalSGDState]:
@@ -104,8 +105,9 @@ class LocalSGD:
     ) -> tuple[Any, LocalSGDState]:
         params = jax.tree_util.tree_map(jnp.asarray, params)
         if self._outer is not None:
-            # All ranks have the same parameters until they step alone; init() may have been given others.
-            begun = jax.lax.cond(state.step <= self._warmup, _cast, _second, params, state.common)
+            # Here, and not in init(), which may have been given others: with this step ranks begin to step alone.
+            begins = state.step == self._warmup
+            begun = jax.lax.cond(begins, self._begun, _second, params, state.common, state.step)
             state = state._replace(common=begun)
         if self._warmup:
             is_warming = state.step < self._warmup
@@ -127,6 +129,19 @@ class LocalSGD:
         return jax.lax.cond(  # type: ignore[no-any-return]
             (since > 0) & (since % self._every == 0), average, go_on
         )
+
+    def _begun(self, params: Any, like: Any, step: Any) -> Any:
+        """m where the periods begin, the same on all ranks also where their parameters differ: the mean of these.
+
+        A rank's own would keep what ranks differ by for ever: of m - x nothing is left of it.
+        """
+        own = jax.tree_util.tree_map(lambda x, m: x.astype(m.dtype), params, like)
+        # The mean of equal parameters may be off by a rounding, which much momentum makes many times larger. The mean
+        # of what it is off by takes that away. Both have the name of an averaging: a rank that is in one is told that
+        # the steps differ.
+        mean = self._mean(own, step, "", of_present=True)
+        off = self._mean(jax.tree_util.tree_map(jnp.subtract, own, mean), step, "", of_present=True)
+        return jax.tree_util.tree_map(jnp.add, mean, off)
 
     def _averaged_gradients(self, gradients: Any, step: Any) -> Any:
         return self._mean(gradients, step, "gradients")
@@ -188,7 +203,8 @@ def local_sgd(
     d; then x becomes mix x + (1 - mix) m. The inner optimizer's state, such as momenta, stays each rank's own.
 
     Ranks average in the steps that a counter in the state says, so all ranks give the same arguments, begin with the
-    same parameters, and load states of the same step. In a chain it comes last.
+    same parameters, and load states of the same step. In a chain it comes last. With an outer optimizer m begins, after
+    warmup, as the mean of x.
 
     Args:
         inner: an Optax transformation, or any object with its init() and update(); not distributed().
@@ -256,12 +272,8 @@ def _unchanged(tree: Any, step: Any) -> Any:
     return tree
 
 
-def _cast(tree: Any, like: Any) -> Any:
-    return jax.tree_util.tree_map(lambda x, m: x.astype(m.dtype), tree, like)
-
-
-def _second(tree: Any, like: Any) -> Any:
-    return like
+def _second(tree: Any, other: Any, step: Any) -> Any:
+    return other
 
 
 def _moved(params: Any, updates: Any) -> Any:

@@ -158,6 +158,70 @@ def test_init_may_come_before_the_broadcast(warmup: int) -> None:
     assert run_ranks(begun_early, 2, args=(warmup,), env=ENV) == [expected] * 2
 
 
+def begun_apart(warmup: int, joins: bool) -> list[list[float]]:
+    """Each rank begins with parameters of its own. Where rank 0 joins, it does so before m begins."""
+    import jax
+    import jax.numpy as jnp
+
+    import ringreduce as rr
+    import ringreduce.jax as hvd
+
+    with hvd.init() as world:
+        seen = []
+        if not (joins and world.rank == 0):
+            for compiled in (True, False):
+                tx = hvd.local_sgd(Sgd(), every=2, warmup=warmup, outer=hvd.diloco(0.5, 0.0))
+                params = jnp.full(2, 10.0 * (1 + world.rank))
+                state = tx.init(params)
+                params, state = walked(tx, warmup + 2, params, state, world.rank, compiled)
+                seen.append(params.tolist())
+                params, state = walked(tx, 1, params, state, world.rank, compiled)
+                params, state = (jax.jit(tx.synchronize) if compiled else tx.synchronize)(params, state)
+                seen.append(params.tolist())
+                assert state.common.tolist() == params.tolist()
+        rr.join()
+        return seen
+
+
+@pytest.mark.parametrize("warmup", [0, 1])
+@pytest.mark.parametrize("joins", [False, True])
+def test_ranks_that_begin_apart_are_the_same_after_an_averaging(warmup: int, joins: bool) -> None:
+    first, *others = run_ranks(begun_apart, 3, args=(warmup, joins), env=ENV)
+    # m begins as the mean of those that are there, and goes half of the way of two steps, and then of one.
+    # Steps are 2 or 2.5 on average; in warmup ranks that have joined count as well.
+    mean, by = (25, 2.5) if joins else (20, 2)
+    after = mean + warmup * (5 / 3 if joins else 2) + by
+    assert others[0] == others[1]
+    assert first == ([] if joins else others[0])
+    expected = [[after] * 2, [after + by / 2] * 2]
+    for row, value in zip(others[0], 2 * expected, strict=True):
+        assert row == pytest.approx(value, rel=1e-12)
+
+
+def begun_alike() -> None:
+    """m begins with the bits of the parameters that all ranks have, also where the mean of them has others."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    import ringreduce.jax as hvd
+
+    with hvd.init():
+        tx = hvd.local_sgd(Sgd(), every=2, outer=hvd.diloco())
+        bare = np.random.default_rng(0).normal(size=10000)
+        have_others = []
+        for dtype in (jnp.bfloat16, jnp.float16, jnp.float32, jnp.float64):
+            params = jnp.asarray(bare, dtype)
+            have_others.append(bool((hvd.allreduce(params) != params).any()))
+            _, state = jax.jit(tx.step)(params, tx.init(params * 0), params)
+            assert (state.common == params).all(), dtype
+        assert any(have_others)
+
+
+def test_m_begins_with_the_bits_that_all_ranks_have() -> None:
+    run_ranks(begun_alike, 3, env=ENV)
+
+
 def rested() -> None:
     import jax
     import jax.numpy as jnp

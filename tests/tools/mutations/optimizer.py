@@ -320,6 +320,20 @@ ROWS = (
         ("test_jax_local_sgd_apart.py::test_ranks_in_other_steps_are_told_so",),
     ),
     Mutation(
+        "jax-local-sgd-begins-apart",
+        "ringreduce/jax/averaging.py",
+        "            begins = state.step == self._warmup\n",
+        "            begins = state.step < 0\n",
+        ("test_jax_local_sgd_apart.py::test_ranks_that_begin_apart_are_the_same_after_an_averaging",),
+    ),
+    Mutation(
+        "jax-local-sgd-begins-alike",
+        "ringreduce/jax/averaging.py",
+        "tree_map(jnp.add, mean, off)",
+        "tree_map(lambda m, _: m, mean, off)",
+        ("test_jax_local_sgd_apart.py::test_m_begins_with_the_bits_that_all_ranks_have",),
+    ),
+    Mutation(
         "tensorflow-1-start",
         "ringreduce/tensorflow/first_step.py",
         "tf.reduce_all(tf.equal(counts, self._process_set.size()))",
