@@ -60,8 +60,8 @@ def _others(model: Any) -> Iterator[str]:
     """Names of distributed optimizers beside `optimizer`: attributes, also in lists and dicts, and of inner models."""
     for name, one in vars(model).items():
         inner = one.values() if isinstance(one, dict) else one if isinstance(one, list | tuple) else [one]
-        # TensorFlow's tracking names the model's own optimizer again.
-        if any(each is not getattr(model, "optimizer", None) and reduction_of(each) is not None for each in inner):
+        # _self_: TensorFlow's tracking, which names all attributes again.
+        if name != "optimizer" and not name.startswith("_self_") and any(map(reduction_of, inner)):
             yield name
     for layer in model._flatten_layers(include_self=False):
         if isinstance(layer, keras.Model) and reduction_of(getattr(layer, "optimizer", None)) is not None:
