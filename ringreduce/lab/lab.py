@@ -23,6 +23,7 @@ from ringreduce.lab.ssh import Ssh
 NAMES = "abcdefgh"
 START_S = 20.0  # for a keeper to make its namespaces, and for a daemon to listen
 END_S = 20.0  # for a process whose end has been asked for
+REST_S = 3.0  # for the output of one that has ended
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ class Lab:
                 output, _ = process.communicate(timeout=timeout_s)
             except subprocess.TimeoutExpired:
                 end(process)  # a launcher that is asked to end ends its ranks, and both may say where they were
-                output = process.stdout.read() if process.stdout else ""
+                output = _rest(process)
                 line = " ".join(map(str, command))
                 raise TimeoutError(f"on host {host}, not within {timeout_s:g} s: {line}\n{output}") from None
             except BaseException:
@@ -304,6 +305,15 @@ def end(process: subprocess.Popen[str]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def _rest(process: subprocess.Popen[str]) -> str:
+    """All output of a process that has ended, and whose communicate() has run out of time: that keeps what it read."""
+    try:
+        return process.communicate(timeout=REST_S)[0]
+    except subprocess.TimeoutExpired as error:  # something that the process has started still has the pipe
+        found = error.output or b""
+        return found if isinstance(found, str) else found.decode(errors="replace")  # bytes, whatever Popen was told
 
 
 def wait_until(holds: Callable[[], bool], what: str, timeout_s: float) -> None:

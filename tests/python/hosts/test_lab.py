@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -211,6 +212,14 @@ def test_links_are_shaped_and_counted(lab: Lab) -> None:
     held_back = re.search(r"overlimits (\d+)", queue)
     assert held_back, queue
     assert int(held_back[1]) > 0
+
+
+def test_a_command_that_takes_too_long_is_an_error_with_its_output(lab: Lab) -> None:
+    """Also where something that it has started holds its output: nobody waits for that."""
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"(?s)on host a, not within 2 s: .*\nbefore\n"):
+        lab.run("a", ["sh", "-c", "echo before; sleep 30; true"], timeout_s=2)
+    assert time.monotonic() - began < 20
 
 
 # --- mpirun across hosts ----------------------------------------------------------------------------------------------
