@@ -46,6 +46,8 @@ def main(pid: int, command: list[str]) -> int:
             os.setsid()
             if foreground is not None:  # else it would read what is typed for the foreground, which SIGTTIN prevents
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and a new program would go on so
+            signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         try:
             os.execvp(command[0], command)

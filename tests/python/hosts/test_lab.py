@@ -222,6 +222,12 @@ def test_a_command_that_takes_too_long_is_an_error_with_its_output(lab: Lab) -> 
     assert time.monotonic() - began < 20
 
 
+def test_a_command_has_no_signal_ignored_that_python_ignores(lab: Lab) -> None:
+    ignored = int(lab.run("a", ["grep", "SigIgn", "/proc/self/status"]).output.split()[1], 16)
+    assert not ignored & (1 << signal.SIGPIPE - 1)
+    assert not ignored & (1 << signal.SIGXFSZ - 1)
+
+
 # --- mpirun across hosts ----------------------------------------------------------------------------------------------
 
 COUNT = 2 * MIB
