@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -298,12 +298,13 @@ class Lab:
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """Asks a process that start() gave to end, and kills it after END_S seconds."""
-    process.terminate()
+    """Asks a process that start() gave to end, and kills it after END_S seconds, or at once if a signal raises."""
     try:
-        process.wait(END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
+    finally:  # else who leaves by that exception would wait for the process, which nobody kills
+        process.kill()  # nothing if it has ended
         process.wait()
 
 

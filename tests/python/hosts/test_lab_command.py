@@ -22,7 +22,7 @@ from deadlines import SOON_S
 from processes import completed
 from ranks import clean_environment
 
-from ringreduce.lab.lab import Lab
+from ringreduce.lab.lab import END_S, Lab
 from ringreduce.lab.requirements import missing
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -41,6 +41,22 @@ def test_sigterm_ends_the_command() -> None:
             assert lab.stdout.readline() == b"up\n"
             lab.terminate()
             assert lab.wait(LAB_S) == 128 + signal.SIGTERM
+        finally:
+            lab.kill()
+
+
+def test_a_second_sigterm_kills_a_command_that_does_not_end() -> None:
+    command = [*LAB, "sh", "-c", "trap 'echo asked' TERM; echo up; while :; do sleep 0.1; done"]
+    with subprocess.Popen(command, env=clean_environment(), stdout=subprocess.PIPE, start_new_session=True) as lab:
+        try:
+            assert lab.stdout is not None
+            assert lab.stdout.readline() == b"up\n"
+            lab.terminate()
+            assert lab.stdout.readline() == b"asked\n"
+            again = time.monotonic()
+            lab.terminate()
+            assert lab.wait(LAB_S) == 128 + signal.SIGTERM
+            assert time.monotonic() - again < END_S - 2
         finally:
             lab.kill()
 
