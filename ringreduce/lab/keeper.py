@@ -33,14 +33,16 @@ def main(what: str, *arguments: str) -> int:
 
 def switch(folder: str) -> int:
     """A network namespace, and the folder's end."""
-    kernel.unshare(kernel.CLONE_NEWNET)
-    without_ipv6()
-    tell(f"pid {os.getpid()}", "up 1")
-    wait_for_end()
-    deadline = time.monotonic() + REMOVAL_S
-    while os.path.exists(folder) and time.monotonic() < deadline:
-        shutil.rmtree(folder, ignore_errors=True)
-        time.sleep(0.01)
+    try:
+        kernel.unshare(kernel.CLONE_NEWNET)
+        without_ipv6()
+        tell(f"pid {os.getpid()}", "up 1")
+        wait_for_end()
+    finally:  # whoever has made the folder may be gone already
+        deadline = time.monotonic() + REMOVAL_S
+        while os.path.exists(folder) and time.monotonic() < deadline:
+            shutil.rmtree(folder, ignore_errors=True)
+            time.sleep(0.01)
     return 0
 
 
@@ -93,7 +95,8 @@ def without_ipv6() -> None:
 
 
 def tell(*lines: str) -> None:
-    os.write(1, "".join(f"{line}\n" for line in lines).encode())
+    with contextlib.suppress(BrokenPipeError):  # the lab has been killed: standard input ends too
+        os.write(1, "".join(f"{line}\n" for line in lines).encode())
 
 
 def wait_for_end() -> None:

@@ -417,6 +417,20 @@ def test_nothing_is_left_however_the_lab_ends(signum: signal.Signals | None) -> 
     wait_until(lambda: not Path(folder).exists(), "its folder is gone", SETTLE_S)
 
 
+def test_the_switchs_keeper_removes_the_folder_where_the_lab_was_killed_before_it_spoke(tmp_path: Path) -> None:
+    folder = tmp_path / "lab"
+    folder.mkdir()
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "ringreduce.lab.keeper", "switch", str(folder)]
+    try:
+        done = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, stdout=writer, timeout=SETTLE_S)
+    finally:
+        os.close(writer)
+    assert not folder.exists()
+    assert done.returncode == 0
+
+
 def children() -> set[int]:
     """This process's children, the dead ones that nobody has waited for among them."""
     found = set()
