@@ -24,6 +24,8 @@ from ringreduce.lab import kernel
 
 OWN = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 """Folders in which a host has its own files."""
+LOGINS = ("/var/log/wtmp", "/var/log/lastlog", "/var/log/btmp")
+"""Where sshd records logins. A host has its own, as far as the machine has them."""
 REMOVAL_S = 10.0  # while processes of the lab still die, files may still appear in its folder
 
 
@@ -80,9 +82,12 @@ def mounts(name: str, hosts_file: str, shared: tuple[str, ...]) -> None:
     kernel.mount("sysfs", "/sys", "sysfs")
     os.mkdir("/run/sshd")
     os.mkdir("/run/lab")
-    for path, content in {**etc, "/proc/sys/kernel/random/boot_id": f"{uuid.uuid4()}\n"}.items():
+    boot_id = {"/proc/sys/kernel/random/boot_id": f"{uuid.uuid4()}\n"}
+    for path, content in {**etc, **boot_id, **dict.fromkeys(LOGINS, "")}.items():
         mine = Path("/run/lab", os.path.basename(path))
         mine.write_text(content)
+        if path in LOGINS:
+            mine.chmod(0o600)  # sshd does not write failed logins where others may read them
         if os.path.exists(path):
             kernel.bind(str(mine), path)
 

@@ -228,6 +228,17 @@ def test_a_command_has_no_signal_ignored_that_python_ignores(lab: Lab) -> None:
     assert not ignored & (1 << signal.SIGXFSZ - 1)
 
 
+def test_an_interactive_login_is_not_in_the_machines_records(lab: Lab) -> None:
+    def records() -> list[tuple[str, int, int]]:
+        paths = [Path("/var/log", name) for name in ("wtmp", "lastlog", "btmp")]
+        return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.exists()]
+
+    before = records()
+    done = lab.run("a", [lab.ssh, "-tt", "b", "tty"])
+    assert done.status == 0, done.output
+    assert records() == before
+
+
 # --- mpirun across hosts ----------------------------------------------------------------------------------------------
 
 COUNT = 2 * MIB
