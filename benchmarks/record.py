@@ -4,7 +4,8 @@
 
 Writes docs/results/DATE-MACHINE.json (every row of every round), .md (tables, and each promised figure: reached, or by
 how much not) and .png; with --only the other parts stay as they are in a record of that name. --readme also rewrites
-the table between the markers in README.md. Takes about half an hour on two cores. Exit status 1 when a result is wrong.
+the table between the markers in README.md. Takes about half an hour on two cores. Exit status 1 when a result
+is wrong, or one of ours did not come.
 """
 
 from __future__ import annotations
@@ -43,10 +44,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     earlier = stem.with_suffix(".json")
     if set(args.only) != {*PARTS} and earlier.exists():
         record.update({kind: json.loads(earlier.read_text())[kind] for kind in ("comparisons", "training")})
+    failed = []
     for name, what in parts(args.rounds).items():
         if name.partition(" ")[0] in args.only:
             kind = "training" if what[0] == "train" else "comparisons"
-            record[kind][name] = _bench(what)
+            found, status = _bench(what)
+            if status != 0:
+                failed.append(f"{name}: ringreduce bench ended with status {status}")
+            if found is None:
+                record[kind].pop(name, None)  # an earlier run's figures would stand for this one's
+            else:
+                record[kind][name] = found
             # Part by part: half an hour is long enough to be interrupted.
             stem.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if "allreduce" in record["comparisons"]:
@@ -57,7 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.readme:
         readme(record, ROOT / "README.md")
     rows = [row for found in record["comparisons"].values() for row in found["results"]]
-    return 1 if any(row["wrong"] for row in rows) else 0
+    for line in failed:
+        print(line, file=sys.stderr)
+    return 1 if failed or any(row["wrong"] for row in rows) else 0
 
 
 def parts(rounds: int) -> dict[str, list[str]]:
@@ -150,15 +160,18 @@ def _us(row: dict[str, Any] | None) -> str:
     return f"{time:.2f}" if time < 10 else f"{time:.1f}" if time < 100 else f"{time:.0f}"
 
 
-def _bench(what: list[str]) -> dict[str, Any]:
+def _bench(what: list[str]) -> tuple[dict[str, Any] | None, int]:
+    """What a part found, None if it came to nothing, and its exit status."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "part.json")
         command = [sys.executable, "-m", "ringreduce.bench", *what, "--json", str(file)]
         print("#", " ".join(["ringreduce bench", *what]), flush=True)
         done = subprocess.run(command, check=False, timeout=DEADLINE_S, stdout=subprocess.PIPE, text=True)
         print(done.stdout, flush=True)
-        found: dict[str, Any] = json.loads(file.read_text())
-    return {**found, "text": done.stdout.rstrip()} if what[0] == "train" else found
+        found: dict[str, Any] | None = json.loads(file.read_text()) if file.exists() else None
+    if found is not None and what[0] == "train":
+        found = {**found, "text": done.stdout.rstrip()}
+    return found, done.returncode or int(found is None)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -1,6 +1,7 @@
 """benchmarks/: the promised figures are judged as they are written, and a record that became slower is noticed."""
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from ringreduce.bench import comparison
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 SIZE = 2 << 20
+META = {"cpu": "c", "cores_online": 1, "kernel": "k", "isa": "i", "ringreduce": "0", "load_average": 0.0}
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +78,29 @@ def test_the_readme_gets_its_table_between_the_markers(tmp_path: Path) -> None:
     assert "| 2 MiB | 25.0 | 90.0 | 100 | 4.0x / 1.1x | - |" in text
     assert text.endswith(f"{script.MARKERS[1]}\nafter\n")
     assert "old" not in text
+
+
+@pytest.mark.parametrize(("status", "text"), [(1, json.dumps(record(25, 90)["comparisons"]["allreduce"])), (3, None)])
+def test_a_part_that_fails_is_the_records_exit_status(
+    status: int, text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import record as script
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        if text is not None:
+            Path(command[command.index("--json") + 1]).write_text(text)
+        return subprocess.CompletedProcess(command, status, "")
+
+    monkeypatch.setattr(script.subprocess, "run", run)
+    found, returned = script._bench(["broadcast"])
+    assert (found is None, returned) == (text is None, status)
+    monkeypatch.setattr(script, "RESULTS", tmp_path)
+    monkeypatch.setattr(script.machine, "facts", lambda: META)
+    monkeypatch.setattr(script.versus_table, "tail", str)
+    assert script.main(["--only", "small"]) == 1
+    assert f"small 4 ranks: ringreduce bench ended with status {status}\n" in capsys.readouterr().err
+    (written,) = tmp_path.glob("*.json")
+    assert len(json.loads(written.read_text())["comparisons"]) == (0 if text is None else 2)
 
 
 def test_every_part_of_a_record_is_a_command_that_exists() -> None:
