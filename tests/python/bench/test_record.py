@@ -55,6 +55,25 @@ def test_a_promise_is_judged_against_the_peer_that_is_hardest_to_beat() -> None:
     assert (limit.value, limit.reached) == ("0.90", True)
 
 
+def test_a_promise_whose_figure_did_not_come_is_missed() -> None:
+    import targets
+
+    found = record(25, 110)
+    compared = found["comparisons"]["allreduce"]
+    compared["results"] = [one for one in compared["results"] if one["competitor"] != "ringreduce registered"]
+    compared["ratios"] = comparison.ratios(compared["results"])
+    found["training"]["train mlp"] = {"results": [{"mode": "ddp-gloo", "samples_per_s": 1.0}]}
+    missed = {one.what: one for one in targets.judge(found) if one.value == targets.UNMEASURED}
+    assert list(missed) == [
+        "all-reduce, registered, 2 MiB, beside openmpi and mpich",  # and not beside Gloo, which is not here
+        "all-reduce, registered, 2 MiB: fraction of the memory's limit",
+        "train mlp, ringreduce: fraction of the communication-free bound",
+        "train mlp, ringreduce-shard: fraction of the communication-free bound",
+        "train mlp: DDP on ringreduce beside DDP on Gloo",
+    ]
+    assert not any(one.reached for one in missed.values())
+
+
 def test_only_what_is_slower_beyond_the_noise_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import compare_records
 
