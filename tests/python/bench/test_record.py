@@ -86,6 +86,27 @@ def test_only_what_is_slower_beyond_the_noise_is_reported(tmp_path: Path, capsys
     assert compare_records.main([]) == 2
 
 
+def test_what_has_no_counterpart_in_the_other_record_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import compare_records
+
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    found = record(25, 90)
+    old.write_text(json.dumps(found))
+    ratios = found["comparisons"]["allreduce"]["ratios"]
+    found["comparisons"]["allreduce"]["ratios"] = [ratio for ratio in ratios if ratio["peer"] != "mpich 5.0"]
+    new.write_text(json.dumps(found))
+    assert compare_records.main([str(old), str(new)]) == 0
+    said = capsys.readouterr().out
+    assert f"# only in {old}: allreduce: ringreduce private (c), 2097152 B, beside mpich 5.0\n" in said
+    assert said.count("# only in") == 2
+    found["comparisons"]["allreduce"]["ratios"] = []
+    new.write_text(json.dumps(found))
+    assert compare_records.main([str(old), str(new)]) == 2
+    assert "no ratio in common" in capsys.readouterr().err
+
+
 def test_the_readme_gets_its_table_between_the_markers(tmp_path: Path) -> None:
     import record as script
 
