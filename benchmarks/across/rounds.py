@@ -110,7 +110,7 @@ class _Layout:
     def __init__(self, lab: Lab, plan: Plan, each: int, counters: Callable[[], Counters], found: Measured) -> None:
         self._lab, self._plan, self._each, self._counters, self._found = lab, plan, each, counters, found
         self._running: dict[Job, Running] = {}
-        self._failures = dict.fromkeys(plan.competitors, 0)
+        self._failures: dict[Competitor, list[str]] = {competitor: [] for competitor in plan.competitors}
 
     def measure(self) -> None:
         try:
@@ -148,8 +148,9 @@ class _Layout:
             "competitor": competitor,
             "goodput": goodput,
         }
-        if self._failures[competitor] >= GIVEN_UP:
-            return Cell(**what, status="timeout", text="not tried again")
+        failures = self._failures[competitor]
+        if len(failures) >= GIVEN_UP:
+            return Cell(**what, status=failures[-1], text="not tried again")
         order = {"how": competitor.how, "nbytes": nbytes, "wire": competitor.wire, "hosts": len(self._lab.hosts)}
         order |= {"warmup": WARMUP, "trains": TRAINS, "calls": train}
         try:
@@ -157,7 +158,7 @@ class _Layout:
             before = self._counters()
             answers = running.ask(order, self._plan.deadline_s)
         except Unanswered as failure:
-            self._failures[competitor] += 1
+            failures.append(failure.status)
             if competitor.job in self._running:
                 self._running.pop(competitor.job).end()
             return Cell(**what, status=failure.status, text=str(failure))

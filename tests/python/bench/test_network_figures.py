@@ -109,6 +109,7 @@ class FakeJob:
     """Stands for across.jobs.Running: answers at once, or as a test has it."""
 
     dead: tuple[str, ...] = ()
+    death = "timeout"
     started: list[Any]
 
     def __init__(self, lab: Any, job: Any, each: int, number: int) -> None:
@@ -119,7 +120,7 @@ class FakeJob:
         from across.jobs import Unanswered
 
         if self.kind in self.dead:
-            raise Unanswered("timeout", "no answer")
+            raise Unanswered(self.death, "no answer")
         if self.kind == "source":
             return [{}, {"nbytes": 1e8, "seconds": 1.0}]
         factor = {"ringreduce": 1, "gloo": 3}[self.kind]
@@ -130,14 +131,20 @@ class FakeJob:
         pass
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, bytes_per_look: int, dead: tuple[str, ...] = ()) -> Any:
+def measured(
+    monkeypatch: pytest.MonkeyPatch,
+    bytes_per_look: int,
+    dead: tuple[str, ...] = (),
+    death: str = "timeout",
+    turns: int = 2,
+) -> Any:
     """The rows of two hosts, two rounds, four trains of 3 calls; counters show so many bytes more each time."""
     from across import competitors, figures, rounds
 
     class Job(FakeJob):
         started: list[Any] = []  # noqa: RUF012
 
-    Job.dead = dead
+    Job.dead, Job.death = dead, death
     monkeypatch.setattr(rounds, "Running", Job)
     looks = iter(range(1000))
 
@@ -151,7 +158,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, bytes_per_look: int, dead: tuple[s
         competitors.Competitor("gloo 1", competitors.Job("gloo")),
     ]
     who.append(competitors.Competitor("ringreduce fp16", competitors.Job("ringreduce"), "fp16", "fp16"))
-    plan = rounds.Plan(who, [1], [64 * KIB], 2, 3, 1.0)
+    plan = rounds.Plan(who, [1], [64 * KIB], turns, 3, 1.0)
     found = rounds.measure(lab, plan, counters)
     order = [cell.competitor.name.split()[-1] for cell in found.cells]
     return figures.rows(found.cells, 2), order, Job.started
@@ -207,3 +214,9 @@ def test_a_job_that_does_not_answer_costs_its_own_cells(monkeypatch: pytest.Monk
     meta = {**facts, "hosts": 2, "rate": "1gbit", "rounds": 2, "goodput": goodput, "competitors": [], "absent": {}}
     (line,) = [line for line in table.text(meta, rows).splitlines() if "gloo 1" in line]
     assert line.split() == ["65536", "gloo", "1", "timeout"]
+
+
+def test_a_job_that_is_not_tried_again_keeps_the_status_of_its_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, _, started = measured(monkeypatch, 12 * 64 * KIB, dead=("gloo",), death="failed", turns=3)
+    assert [row.status for row in rows] == ["ok", "failed", "ok"]
+    assert started.count("gloo") == 2
