@@ -29,7 +29,7 @@ from across import competitors, figures, rounds, table
 from ringreduce.bench import machine, report
 from ringreduce.bench.options import nbytes, positive
 from ringreduce.doctor.software import installed_version
-from ringreduce.errors import InvalidArgumentError
+from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.exit_on_signal import exit_on_signal
 from ringreduce.lab import requirements
 from ringreduce.lab.lab import Lab
@@ -60,13 +60,32 @@ def main(argv: Sequence[str] | None = None, counters: Callable[[Lab], Counters] 
     facts = machine.facts()  # the load average before, not of, the measurement
     rate = None if args.rate == "none" else args.rate
     shared = [Path(__file__).resolve().parent]
-    with exit_on_signal(), Lab(args.hosts, rate, shared=shared) as lab:  # the lab ends with its processes
-        measured = rounds.measure(lab, plan, lambda: counters(lab))
+    measured = rounds.Measured()
+    rows: list[figures.Row] = []
+    try:
+        with exit_on_signal(), Lab(args.hosts, rate, shared=shared) as lab:  # the lab ends with its processes
+            rounds.measure(lab, plan, lambda: counters(lab), measured)
+    except UnavailableError as error:
+        print(f"network.py: {error}", file=sys.stderr)
+        return 2
+    finally:
+        if measured.cells:  # also where a later part has failed: what came before took long
+            command = shlex.join(["benchmarks/network.py", *(sys.argv[1:] if argv is None else argv)])
+            about = {**facts, "command": command, "absent": {one.name: one.advice for one in absent}}
+            rows = _write(args, plan, measured, about)
+    ours = {competitor.name for competitor in plan.competitors if competitor.is_ours}
+    bad = [row for row in rows if row.wrong or row.status == "void" or (row.competitor in ours and row.status != "ok")]
+    return 1 if bad else 0
+
+
+def _write(
+    args: argparse.Namespace, plan: rounds.Plan, measured: rounds.Measured, facts: dict[str, Any]
+) -> list[figures.Row]:
+    """Prints and writes what has been measured. Returns the rows."""
     rows = figures.rows(measured.cells, args.hosts)
     low, middle, high = np.quantile(measured.goodput, (0.1, 0.5, 0.9))
     meta: dict[str, Any] = {
         **facts,
-        "command": shlex.join(["benchmarks/network.py", *(sys.argv[1:] if argv is None else argv)]),
         "hosts": args.hosts,
         "rate": args.rate,
         "each": plan.layouts,
@@ -75,7 +94,6 @@ def main(argv: Sequence[str] | None = None, counters: Callable[[Lab], Counters] 
         "competitors": [competitors.facts(competitor) for competitor in plan.competitors],
         "versions": measured.versions,
         "mpi4py": installed_version("mpi4py"),
-        "absent": {one.name: one.advice for one in absent},
     }
     print(table.text(meta, rows))
     if args.json:
@@ -86,9 +104,7 @@ def main(argv: Sequence[str] | None = None, counters: Callable[[Lab], Counters] 
     if args.markdown:
         with whole_file(Path(args.markdown)) as file:
             file.write(table.markdown(meta, rows).encode())
-    ours = {competitor.name for competitor in plan.competitors if competitor.is_ours}
-    bad = [row for row in rows if row.wrong or row.status == "void" or (row.competitor in ours and row.status != "ok")]
-    return 1 if bad else 0
+    return rows
 
 
 def _plan(args: argparse.Namespace) -> tuple[rounds.Plan, list[Any]]:

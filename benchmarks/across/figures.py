@@ -72,7 +72,8 @@ def rows(cells: Sequence[Cell], hosts: int) -> list[Row]:
         first = next(cell.competitor for cell in cells if cell.each == each)
         ours = {cell.round: cell.time_s for cell in here if cell.competitor == first and cell.status == "ok"}
         for competitor in dict.fromkeys(cell.competitor for cell in cells if cell.each == each and cell.round == 0):
-            found.append(_row([cell for cell in here if cell.competitor == competitor], hosts, ours))
+            if mine := [cell for cell in here if cell.competitor == competitor]:  # none if the run broke off
+                found.append(_row(mine, hosts, ours))
     return found
 
 

@@ -92,18 +92,17 @@ def calls(nbytes: int) -> int:
     return max(3, min(20, BUSY_NBYTES // nbytes))
 
 
-def measure(lab: Lab, plan: Plan, counters: Callable[[], Counters]) -> Measured:
+def measure(lab: Lab, plan: Plan, counters: Callable[[], Counters], found: Measured) -> None:
     """Runs the plan.
 
     Args:
         counters: lab.counters, or in a test what it would like them to be.
+        found: gets everything as it is measured, so that it is there when what follows fails.
 
     Raises Unanswered where the link itself cannot be measured.
     """
-    found = Measured()
     for each in plan.layouts:
         _Layout(lab, plan, each, counters, found).measure()
-    return found
 
 
 class _Layout:

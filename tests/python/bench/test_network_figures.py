@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 from processes import completed
 from ranks import clean_environment
 
+from ringreduce.errors import UnavailableError
 from ringreduce.lab.mpi import find
 from ringreduce.lab.network import Bytes, Counters
 from ringreduce.lab.requirements import missing
@@ -81,6 +83,47 @@ def test_what_cannot_be_is_refused_before_there_is_a_lab(
     monkeypatch.delattr(network, "Lab")
     assert network.main([*words, "--vs", ""], counters=lambda lab: {}) == 2
     assert said in capsys.readouterr().err
+
+
+def test_what_was_measured_before_a_failure_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import network
+    from across.jobs import Unanswered
+
+    def measure(_lab: Any, plan: Any, _counters: Any, found: Any) -> None:
+        found.goodput.append(1e8)
+        turn = {"seconds": [[0.001]] * 2, "cpu_seconds": [[0.001]] * 2, "calls": 1}
+        sent = Counters({host: Bytes(64 * KIB, 64 * KIB) for host in "ab"})
+        who = plan.competitors[0]
+        found.cells.append(network.rounds.Cell(0, 1, 64 * KIB, who, "ok", 1e8, crossed=sent, **turn))
+        found.cells.append(network.rounds.Cell(0, 1, 64 * KIB, plan.competitors[1], "failed", 1e8))
+        found.cells.append(network.rounds.Cell(0, 1, 128 * KIB, who, "failed", 1e8))
+        raise Unanswered("failed", "the link")
+
+    monkeypatch.setattr(network.requirements, "missing", lambda: None)
+    monkeypatch.setattr(network, "Lab", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(network.rounds, "measure", measure)
+    words = ["--hosts", "2", "--vs", "", "--json", str(tmp_path / "a.json"), "--markdown", str(tmp_path / "a.md")]
+    with pytest.raises(Unanswered, match="the link"):
+        network.main(words)
+    document = json.loads((tmp_path / "a.json").read_text())
+    assert [row["status"] for row in document["results"]] == ["ok", "failed", "failed"]
+    assert len(document["cells"]) == 3
+    assert (tmp_path / "a.md").exists()
+    assert "Void measurements    : 0 OK" in capsys.readouterr().out
+
+
+def test_a_lab_that_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import network
+
+    def no_lab(*_: Any, **__: Any) -> None:
+        raise UnavailableError("no namespaces today")
+
+    monkeypatch.setattr(network.requirements, "missing", lambda: None)
+    monkeypatch.setattr(network, "Lab", no_lab)
+    assert network.main(["--vs", ""]) == 2
+    assert capsys.readouterr().err == "network.py: no namespaces today\n"
 
 
 def test_a_result_that_is_not_the_sum_is_wrong() -> None:
@@ -159,7 +202,8 @@ def measured(
     ]
     who.append(competitors.Competitor("ringreduce fp16", competitors.Job("ringreduce"), "fp16", "fp16"))
     plan = rounds.Plan(who, [1], [64 * KIB], turns, 3, 1.0)
-    found = rounds.measure(lab, plan, counters)
+    found = rounds.Measured()
+    rounds.measure(lab, plan, counters, found)
     order = [cell.competitor.name.split()[-1] for cell in found.cells]
     return figures.rows(found.cells, 2), order, Job.started
 
