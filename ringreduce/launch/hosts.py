@@ -13,7 +13,7 @@ from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.tcp.own_address import is_own
 
 THIS_HOST = "localhost"
-NAME = r"((?:[^\s:@\[\]]+@)?(?:\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s:@\[\]]+))"
+NAME = r"((?:[^\s:@\[\]]+@)?(?:\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[^\s:@\[\]]+))"
 """A host's name or address, an IPv6 address in brackets, perhaps behind user@; as a group of a regular expression."""
 
 
@@ -96,7 +96,9 @@ def read_hostfile(path: str) -> list[Host]:
     Raises InvalidArgumentError naming file and line.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = (
+            Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+        )  # a comment may be of any encoding
     except OSError as error:
         raise InvalidArgumentError(f"--hostfile {path}: {error.strerror}") from error
     hosts = []

@@ -163,6 +163,8 @@ def test_hostfile(tmp_path: Path) -> None:
     assert [host.slots for host in read_hostfile(str(path))] == [2, 3, 4, 1, 1]
     path.write_text("[2001:db8::1] slots=2\nme@[::1]:3\n")
     assert read_hostfile(str(path)) == [Host("2001:db8::1", 2), Host("me@::1", 3)]
+    path.write_bytes("# die Höhle, of an editor that writes Latin-1\n[fe80::1%br-lan.7]:2\n".encode("latin-1"))
+    assert read_hostfile(str(path)) == [Host("fe80::1%br-lan.7", 2)]
     path.write_text("2001:db8::1\n")
     with pytest.raises(InvalidArgumentError, match="slots=N"):
         read_hostfile(str(path))
