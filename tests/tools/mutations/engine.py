@@ -70,13 +70,6 @@ ROWS = (
         ("deadlock_timeout_test::deadlock without proof: not where",),
     ),
     Mutation(
-        "left-because-of-a-verdict",
-        "csrc/engine/group/members.cc",
-        "text = deadlock_text_(); !text.empty()) {",
-        "text = std::string(); !text.empty()) {",
-        ("deadlock_timeout_test::deadlock without proof: a rank that left because of it",),
-    ),
-    Mutation(
         "shared-in-a-group",
         "csrc/operations/request_check.cc",
         "if (request.srcs.size() > 1) check_apart(request);",
