@@ -36,8 +36,8 @@ ROWS = (
         "csrc/collective/plan.h",
         "const bool fold = step < size - 1;",
         "const bool fold = step < size - 2;",
-        ("plan_test",),
-        ("plan_test.cc",),
+        ("collectives_test",),
+        ("ring.cc",),
     ),
     Mutation(
         "ring-codec",
