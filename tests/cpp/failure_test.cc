@@ -270,7 +270,7 @@ TEST_CASE("direct: no chunk is begun once a rank has taken its memory back, and 
 
 TEST_CASE("a rank that leaves waits for a rank that stores into its registered memory") {
   const Environment environment{{"RINGREDUCE_TIMEOUT", "30"}};
-  std::atomic<bool> is_over{false};
+  std::atomic<int64_t> took_ns{0};
   CHECK_NOTHROW(run_ranks(2, [&](Rank& rank) {
     const ControlSegment& control = rank.world.control();
     std::atomic<uint32_t>& storing = control.claims(0)[1].storing;
@@ -279,11 +279,13 @@ TEST_CASE("a rank that leaves waits for a rank that stores into its registered m
       start_sum(rank, rank.world, 3000, 1, "never");
       const int64_t began_ns = now_ns();
       rank.context.shutdown();
-      expect(is_over || now_ns() - began_ns > 900'000'000, "it waits, but not for ever");
+      took_ns = now_ns() - began_ns;
     } else {
       storing = 1;
       wait_for([&] { return has_left(control.line(0)); });
-      is_over = true;
+      const int64_t left_ns = now_ns();
+      wait_for([&] { return took_ns != 0 || now_ns() - left_ns > 50'000'000; });
+      expect(took_ns == 0 || took_ns > 900'000'000, "it waits, but not for ever");
       storing = 0;
     }
   }));
