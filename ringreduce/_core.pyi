@@ -324,8 +324,11 @@ class Timeline:
         """process: what the file says of this rank, in JSON. monotonic_ns, realtime_ns: both clocks at one moment, time
         0 of the trace. trace: the file of a trace in Horovod's form, "" for none; mark_cycles: with "CYCLE_START"."""
 
-    def stop(self, reason: str) -> None:
-        """Writes what has been recorded, and ends the files. Does nothing twice."""
+    def stop(self, reason: str) -> bool:
+        """Writes what has been recorded, and ends the files. Does nothing twice.
+
+        Returns whether the disk has answered within 5 s; where it has not, a warning says so.
+        """
 
 def renew_recorder() -> None:
     """For a forked child: contexts that are made from now on record for timelines of its own."""

@@ -50,13 +50,13 @@ void Groups::fail(FatalKind kind, const std::string& text) const {
 bool Groups::progress(bool from_engine, bool* busy) {
   const std::unique_lock lock(executor_, std::try_to_lock);
   const bool has_links = !network_.host_of.empty();
+  // By this thread, which waits, or by the one that the engine has found at work.
+  if (has_links && from_engine != lock.owns_lock()) driven_ns_.store(now_ns(), std::memory_order_relaxed);
   if (!lock.owns_lock()) {
     // Whoever is at work may have looked at the notes before the last one was written, for which the engine was woken.
     if (busy != nullptr) *busy = has_links;
-    if (has_links && from_engine) driven_ns_.store(now_ns(), std::memory_order_relaxed);
     return false;
   }
-  if (has_links && !from_engine) driven_ns_.store(now_ns(), std::memory_order_relaxed);
   // Before the step, which goes on with what housekeeping has received.
   if (is_housekeeping_due_.load(std::memory_order_relaxed) && is_housekeeping_due_.exchange(false)) keep_house();
   bool moved = world_->has_work() && world_->progress(from_engine);

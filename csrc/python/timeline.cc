@@ -92,7 +92,7 @@ void bind_timeline(py::module_& m) {
           "stop",
           [](Timeline& timeline, const std::string& reason) {
             const py::gil_scoped_release release;
-            timeline.stop(reason);
+            return timeline.stop(reason);
           },
           py::arg("reason"));
   // A forked child may have inherited the recorder while a thread that is not there held its locks.

@@ -12,6 +12,7 @@ namespace rr {
 
 OutputFile::OutputFile(std::string path, NamedBy who) : path_(std::move(path)) {
   open(who);
+  ::fcntl(fd_.get(), F_SETFL, 0);  // writes wait
   struct stat status;
   if (::fstat(fd_.get(), &status) != 0 || !S_ISREG(status.st_mode)) return;  // a pipe or a device
   // The descriptor's, which no child keeps. A process's own (F_SETLK) ends when it closes any descriptor of the file,
@@ -42,7 +43,6 @@ void OutputFile::open(NamedBy who) {
       const bool is_pipe = code == ENXIO && ::stat(path_.c_str(), &status) == 0 && S_ISFIFO(status.st_mode);
       throw is_pipe ? error("is a pipe that nobody reads: start its reader first", 0) : error("cannot be made", code);
     }
-    ::fcntl(fd_.get(), F_SETFL, 0);  // writes wait
     return;
   }
   open_with(O_CREAT | O_EXCL);
@@ -56,7 +56,6 @@ void OutputFile::open(NamedBy who) {
   if (::fstat(fd_.get(), &status) == 0 && !S_ISCHR(status.st_mode) && status.st_uid != ::geteuid()) {
     throw error("belongs to another user: remove it, or give another place", 0);
   }
-  ::fcntl(fd_.get(), F_SETFL, 0);  // writes wait
 }
 
 // code 0: `what` says why.

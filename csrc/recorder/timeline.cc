@@ -166,14 +166,16 @@ Timeline::Timeline(const std::shared_ptr<Recorder>& recorder, const std::string&
   }
 }
 
-void Timeline::stop(const std::string& reason) {
-  if (!thread_.joinable()) return;
-  if (writer_->end(reason)) {
+bool Timeline::stop(const std::string& reason) {
+  if (!thread_.joinable()) return true;
+  const bool is_written = writer_->end(reason);
+  if (is_written) {
     thread_.join();
   } else {
     thread_.detach();
   }
   writer_.reset();
+  return is_written;
 }
 
 }  // namespace rr

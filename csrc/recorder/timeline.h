@@ -21,9 +21,9 @@ class Timeline {
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  // Writes what has been recorded so far, and ends the files: within 5 s, or a warning says that the disk does not
-  // answer. Does nothing twice.
-  void stop(const std::string& reason);
+  // Writes what has been recorded so far, and ends the files. Does nothing twice. False, behind a warning: the disk has
+  // not answered within 5 s, and another look at it may take as long.
+  bool stop(const std::string& reason);
 
  private:
   class Writer;

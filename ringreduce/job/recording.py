@@ -31,8 +31,6 @@ timeline by a variable: "4711.86400 /home/me/records". It stays when that timeli
 in the same folder would write over its files. Not one of the user's knobs."""
 _OTHERS_S = 2.0
 """Rank 0 waits so long for the ends of the other ranks' files: they come at once, unless a rank was killed."""
-_PATIENCE_S = 5.0
-"""Timeline.stop() gives the disk so long (kPatience in csrc/recorder/timeline.cc), and says where it has given up."""
 _NO_REASON_TO_END = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EAGAIN}
 """Of a training: a disk that is full or broken, and a file that another process writes (EAGAIN)."""
 _MERGED_NBYTES_MOST = 64 << 20
@@ -93,9 +91,7 @@ class Recording:
 
     def end(self, reason: str) -> None:
         """Writes what is left, and the trace of all ranks. Where that cannot be written, stderr says why."""
-        began_s = time.monotonic()
-        self._timeline.stop(reason)
-        if time.monotonic() - began_s >= _PATIENCE_S:  # the disk hangs, and this thread would hang with it
+        if not self._timeline.stop(reason):  # the disk hangs, and this thread would hang with it
             return
         if self._trace is None or not self._trace.is_file():  # what is removed, or a device, is left alone
             return

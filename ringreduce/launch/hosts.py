@@ -96,9 +96,8 @@ def read_hostfile(path: str) -> list[Host]:
     Raises InvalidArgumentError naming file and line.
     """
     try:
-        lines = (
-            Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
-        )  # a comment may be of any encoding
+        # A comment may be of any encoding.
+        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         raise InvalidArgumentError(f"--hostfile {path}: {error.strerror}") from error
     hosts = []

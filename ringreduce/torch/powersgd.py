@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -120,7 +120,7 @@ class PowerSGDExchange:
         own = {}
         finite = {at: bool(p.isfinite().all()) for at, p in self._ps.items()}  # the same on all ranks
         for at, p in self._ps.items():
-            with _one_thread() if p.device.type == "cpu" else nullcontext():
+            with _one_thread(p.device):
                 self._ps[at] = torch.linalg.qr(p).Q.contiguous() if finite[at] else p
             own[at] = self._matrices[at].t() @ self._ps[at]
         qs = {at: q.clone(memory_format=torch.contiguous_format) for at, q in own.items()}
@@ -132,7 +132,7 @@ class PowerSGDExchange:
             else:  # an infinity or a NaN reaches the result, for whoever looks for it there, and nothing else
                 self.qs.pop(at, None)
             gradient = self._gradients[at]
-            with _one_thread() if q.device.type == "cpu" else nullcontext():
+            with _one_thread(q.device):
                 product = self._ps[at] @ q.t()
             gradient.copy_(product.view(gradient.shape))  # which the matrix may be a view of
         self._gradients = ()
@@ -173,12 +173,15 @@ _threads = threading.Lock()
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Within it torch computes with one thread. It costs less than a microsecond.
+def _one_thread(device: torch.device) -> Iterator[None]:
+    """Within it torch computes with one thread on the CPU. It costs less than a microsecond.
 
     The number is the process's for threads that compute for the first time. One at a time: another one would take 1 for
     the number that was there before.
     """
+    if device.type != "cpu":
+        yield
+        return
     with _threads:
         before = torch.get_num_threads()
         torch.set_num_threads(1)

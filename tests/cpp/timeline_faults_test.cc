@@ -89,13 +89,13 @@ TEST_CASE("timeline: what a disk that hangs keeps out of the file is counted at 
   const auto recorder = std::make_shared<Recorder>();
   Timeline timeline(recorder, folder.file("rank-0000.rr"), "{}", nullptr, Log(LogLevel::kFatal, 0));
   const uint64_t added = overfill(*recorder);
-  timeline.stop("the disk hangs");
+  CHECK_FALSE(timeline.stop("the disk hangs"));
   Timeline next(recorder, folder.file("next.rr"), "{}", nullptr, Log());
   recorder->add(recorder->timeline(), numbered(7));
   const std::string text = disk.read();
   CHECK(bodies(text, 5).size() == 1);
   CHECK(records_in(text).size() + dropped_at_end(text) == added);
-  next.stop("the test is over");
+  CHECK(next.stop("the test is over"));
   const std::string of_next = content(folder.file("next.rr"));
   REQUIRE(records_in(of_next).size() == 1);
   CHECK(records_in(of_next)[0].number == 7);
@@ -109,12 +109,12 @@ TEST_CASE("timeline: a disk that hangs, and fails once it was given up, leaves t
   const size_t threads_before = threads().size();
   Timeline timeline(recorder, folder.file("rank-0000.rr"), "{}", nullptr, Log(LogLevel::kFatal, 0));
   overfill(*recorder);
-  timeline.stop("the disk hangs");
+  CHECK_FALSE(timeline.stop("the disk hangs"));
   Timeline next(recorder, folder.file("next.rr"), "{}", nullptr, Log());
   disk.fail();
   CHECK_NOTHROW(wait_for([&] { return threads().size() == threads_before + 1; }));
   CHECK(recorder->is_on());
-  next.stop("the test is over");
+  CHECK(next.stop("the test is over"));
 }
 
 TEST_CASE("timeline: a link in place of a rank's file is refused, and what it leads to is left alone") {

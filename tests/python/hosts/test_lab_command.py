@@ -33,32 +33,34 @@ LAB_S = 3 * SOON_S
 """A lab is up by then, and has ended by then."""
 
 
-def test_sigterm_ends_the_command() -> None:
-    command = [*LAB, "sh", "-c", "echo up; exec sleep 1000"]
+@contextmanager
+def lab_that_is_up(script: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`ringreduce lab sh -c SCRIPT`, which has written "up"."""
+    command = [*LAB, "sh", "-c", script]
     with subprocess.Popen(command, env=clean_environment(), stdout=subprocess.PIPE, start_new_session=True) as lab:
         try:
             assert lab.stdout is not None
             assert lab.stdout.readline() == b"up\n"
-            lab.terminate()
-            assert lab.wait(LAB_S) == 128 + signal.SIGTERM
+            yield lab
         finally:
             lab.kill()
+
+
+def test_sigterm_ends_the_command() -> None:
+    with lab_that_is_up("echo up; exec sleep 1000") as lab:
+        lab.terminate()
+        assert lab.wait(LAB_S) == 128 + signal.SIGTERM
 
 
 def test_a_second_sigterm_kills_a_command_that_does_not_end() -> None:
-    command = [*LAB, "sh", "-c", "trap 'echo asked' TERM; echo up; while :; do sleep 0.1; done"]
-    with subprocess.Popen(command, env=clean_environment(), stdout=subprocess.PIPE, start_new_session=True) as lab:
-        try:
-            assert lab.stdout is not None
-            assert lab.stdout.readline() == b"up\n"
-            lab.terminate()
-            assert lab.stdout.readline() == b"asked\n"
-            again = time.monotonic()
-            lab.terminate()
-            assert lab.wait(LAB_S) == 128 + signal.SIGTERM
-            assert time.monotonic() - again < END_S - 2
-        finally:
-            lab.kill()
+    with lab_that_is_up("trap 'echo asked' TERM; echo up; while :; do sleep 0.1; done") as lab:
+        lab.terminate()
+        assert lab.stdout is not None
+        assert lab.stdout.readline() == b"asked\n"
+        again = time.monotonic()
+        lab.terminate()
+        assert lab.wait(LAB_S) == 128 + signal.SIGTERM
+        assert time.monotonic() - again < END_S - 2
 
 
 WHERE = """
