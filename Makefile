@@ -150,8 +150,10 @@ sanitize-%: $(VENV)/doctest $(VENV)/tools
 FRAMEWORK_TESTS := $(addprefix tests/python/,tensorflow keras jax bench/test_bench_train_frameworks.py)
 
 # One worker more than cores: with two cores 442 s, where two workers take 494. ARGS="-n0": one test after the other.
-# OMP_WAIT_POLICY: threads of torch that wait for work would keep the cores from the other workers' ranks.
-PYTEST = OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $$(($(JOBS) + 1)) --dist worksteal
+# OMP_WAIT_POLICY, OPENBLAS_NUM_THREADS: threads that wait for work would keep the cores from the other workers' ranks.
+# startup/: imports of frameworks in half of the time.
+PYTEST = OMP_WAIT_POLICY=PASSIVE OPENBLAS_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/tests/support/startup$${PYTHONPATH:+:$$PYTHONPATH} \
+  $(BIN)/python -m pytest -n $$(($(JOBS) + 1)) --dist worksteal
 pytest: build  ## Python tests but for test-frameworks (make pytest ARGS="-k allreduce")
 	@$(PYTEST) $(FRAMEWORK_TESTS:%=--ignore=%) $(ARGS)
 
