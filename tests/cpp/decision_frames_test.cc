@@ -1,5 +1,8 @@
 // Frames about operations that are decided, late or behind others, and a leader that leaves.
 
+#include <chrono>
+#include <thread>
+
 #include "doctest/doctest.h"
 #include "scripted_leader.h"
 
@@ -74,6 +77,27 @@ TEST_CASE("frames: what the first host has sent as decided is not shown") {
   CHECK(listener.hear() == "");
   CHECK(std::count(listener.answers.begin(), listener.answers.end(), FrameType::kLogged) == 0);
   CHECK(std::count(listener.answers.begin(), listener.answers.end(), FrameType::kBlocked) == 2);
+}
+
+// A rank of this host is between the number of its note and the note: what rank 1 says after it cannot be read yet. Rank
+// 0 has appended the operation of both, and has waited for long.
+
+TEST_CASE("frames: what the first host has sent as decided is not shown as late") {
+  const Environment environment{};
+  constexpr double kLateS = 0.02;
+  Listener listener(0, nullptr, kLateS);
+  bool log_full = false;
+  const Ticket ticket = listener.rank(0).announce_named("name", long_sum(), nullptr, 0, true, log_full);
+  for (const int r : {kMe, kMe + 1}) say_logged(listener, r, long_sum(), 0, 1, "name");
+  CHECK(listener.hear() == "");
+  listener.control().header().notes.fetch_add(1);
+  CHECK(listener.rank(1).announce_named("name", long_sum(), nullptr, 0, true, log_full).tag == ticket.tag);
+  REQUIRE(listener.rank(0).log().append(ticket));
+  std::this_thread::sleep_for(std::chrono::duration<double>(2 * kLateS));
+  CHECK(listener.hear() == "");
+  const auto entry = std::find(listener.answers.begin(), listener.answers.end(), FrameType::kEntry);
+  REQUIRE(entry != listener.answers.end());
+  CHECK(std::count(entry, listener.answers.end(), FrameType::kLogged) == 0);
 }
 
 TEST_CASE("frames: a failure is heard behind frames that wait") {

@@ -77,7 +77,8 @@ class ScriptedLink : public Link {
 // A host's leader, to whom a test speaks as the other host's.
 class Listener : public Script {
  public:
-  explicit Listener(int me = kMe, Recorder* recorder = nullptr)
+  // late_s: what waits so long is shown to all hosts.
+  explicit Listener(int me = kMe, Recorder* recorder = nullptr, double late_s = 1.0)
       : me_(me),
         fd_(create_memfd("test", ControlSegment::nbytes(kSize, 16))),
         control_(ControlSegment::map(fd_.get(), kSize)) {
@@ -86,7 +87,7 @@ class Listener : public Script {
     std::vector<std::unique_ptr<Link>> links(2);
     links[static_cast<size_t>(1 - hosts_.mine)] = std::make_unique<ScriptedLink>(*this);
     for (const int r : hosts_.here()) control_.line(r).attendance = Attendance::kPresent;
-    relay_ = std::make_unique<HostRelay>(control_, hosts_, *own_, std::move(links), 1.0, recorder,
+    relay_ = std::make_unique<HostRelay>(control_, hosts_, *own_, std::move(links), late_s, recorder,
                                          RecordedGroup{7, "", 0, {15, 16, 17, 18}}, false);
   }
 
