@@ -12,8 +12,10 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from ringreduce.errors import InvalidArgumentError
 from ringreduce.exit_on_signal import exit_on_signal
 from ringreduce.lab import requirements, slurm
+from ringreduce.lab.cables import Cables
 from ringreduce.lab.lab import Lab, end
 from ringreduce.lab.mpi import settings
 
@@ -30,6 +32,8 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--hosts", type=int, default=2, metavar="N", help="how many: a, b, c, ... (default 2)")
     parser.add_argument("--rate", default="1gbit", help="of each link, as tc spells it, or none (default 1gbit)")
+    parser.add_argument("--delay", type=float, default=0, metavar="MS", help="of each link and direction (default 0)")
+    parser.add_argument("--lost", type=float, default=0, metavar="PERCENT", help="packets that links lose (default 0)")
     parser.add_argument("--slurm", type=int, metavar="SLOTS", help="start Slurm, with this many per host")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what to run on host a (default: a shell)")
     options = parser.parse_args(argv)
@@ -38,9 +42,14 @@ def main(argv: Sequence[str]) -> int:
     if reason := requirements.missing() or (slurm.missing() if options.slurm else None):
         print(reason, file=sys.stderr)
         return 2
+    try:
+        cables = Cables(options.delay / 1000, lost=options.lost / 100) if options.delay or options.lost else None
+    except InvalidArgumentError as error:
+        parser.error(f"--delay, --lost: {error}")
     with ExitStack() as stack:
         stack.enter_context(exit_on_signal())
-        lab = stack.enter_context(Lab(options.hosts, None if options.rate == "none" else options.rate))
+        rate = None if options.rate == "none" else options.rate
+        lab = stack.enter_context(Lab(options.hosts, rate, cables=cables))
         env = {**settings(lab.ssh), "LAB_SSH": str(lab.ssh), "LAB_FOLDER": str(lab.folder), "PS1": r"\u@\h:\w# "}
         if options.slurm:
             env |= stack.enter_context(slurm.Slurm(lab, options.slurm)).environ

@@ -10,12 +10,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from types import TracebackType
 
 from ringreduce.errors import InvalidArgumentError, TimeoutError, UnavailableError
 from ringreduce.lab import host_environment, network
+from ringreduce.lab.cables import Cables
 from ringreduce.lab.mpi import Mpi, settings
 from ringreduce.lab.network import Counters
 from ringreduce.lab.ssh import Ssh
@@ -45,18 +46,22 @@ class Lab:
         shared: folders that all hosts see although they lie below /tmp, /var/tmp, /dev/shm or /run, where each host
             has its own files. lab.folder, the working directory, the interpreter's environment and this process's
             other sources of modules are always seen.
+        cables: what delays, reorders and loses packets; None = nothing does, and links are as fast as memory allows.
 
     Raises InvalidArgumentError for another number of hosts. Entering raises UnavailableError, with nothing left, if the
     machine does not allow it, or TimeoutError.
     """
 
-    def __init__(self, hosts: int = 2, rate: str | None = "1gbit", shared: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, hosts: int = 2, rate: str | None = "1gbit", shared: Sequence[Path] = (), cables: Cables | None = None
+    ) -> None:
         if not 1 <= hosts <= len(NAMES):
             raise InvalidArgumentError(f"a lab has 1 to {len(NAMES)} hosts, not {hosts}")
         self.hosts = tuple(NAMES[:hosts])
         """Names, in the order of their addresses 10.77.0.1, 10.77.0.2, ..."""
         self.rate = rate
         self._shared = tuple(shared)
+        self._cables = cables
         self._undo = ExitStack()
         self._pids: dict[str, int] = {}
         self._daemons: set[int] = set()
@@ -70,7 +75,7 @@ class Lab:
             self.folder = Path(tempfile.mkdtemp(prefix="ringreduce-lab-"))
             """Seen by all hosts in the same place: the cluster's shared file system. Goes when the lab goes."""
             undo.callback(shutil.rmtree, self.folder, ignore_errors=True)
-            self._switch = self._keep(undo, "switch", str(self.folder))
+            self._switch = self._keep(undo, "keeper", "switch", str(self.folder))
             addresses = {name: network.address(index) for index, name in enumerate(self.hosts)}
             self._ssh = Ssh(self.folder / "ssh", addresses)
             hosts_file = self.folder / "hosts"
@@ -91,8 +96,11 @@ class Lab:
                     str(hosts_file),
                     *dict.fromkeys(str(Path(path).resolve()) for path in shared),
                 )
-                self._pids[name] = self._keep(undo, *arguments)
-            network.connect(self._switch, self._pids, self.rate)
+                self._pids[name] = self._keep(undo, "keeper", *arguments)
+            if self._cables is not None:
+                ends = [f"{name}={pid}" for name, pid in self._pids.items()]
+                self._keep(undo, "cables", str(self._switch), *map(str, astuple(self._cables)), *ends)
+            network.connect(self._switch, self._pids, self.rate, self._cables is not None)
             for name in self.hosts:
                 self._serve(undo, name)
             self._undo = undo.pop_all()
@@ -191,11 +199,11 @@ class Lab:
 
     def cut(self, host: str) -> None:
         """Has the switch drop whatever the host sends or is sent, without a word to anybody. mend() ends that."""
-        network.tool_in(self._switch, ["ip", "link", "set", f"port-{host}", "nomaster"])
+        network.tool_in(self._switch, ["ip", "link", "set", network.port(host), "nomaster"])
 
     def mend(self, host: str) -> None:
         """Ends cut()."""
-        network.tool_in(self._switch, ["ip", "link", "set", f"port-{host}", "master", "bridge0"])
+        network.tool_in(self._switch, ["ip", "link", "set", network.port(host), "master", "bridge0"])
 
     def cut_direction(self, sender: str, receiver: str) -> None:
         """Has nothing that `sender` sends to `receiver` arrive any more, without a word; the other way all does."""
@@ -263,10 +271,10 @@ class Lab:
                     continue
         return found
 
-    def _keep(self, undo: ExitStack, *arguments: str) -> int:
-        """Starts a keeper; returns the PID of the process that stands for its namespaces."""
+    def _keep(self, undo: ExitStack, program: str, *arguments: str) -> int:
+        """Starts a keeper, or the cables; returns the PID of the process that stands for what it has made."""
         keeper = subprocess.Popen(
-            host_environment.run_module("ringreduce.lab.keeper", *arguments),
+            host_environment.run_module(f"ringreduce.lab.{program}", *arguments),
             env=host_environment.variables(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -278,7 +286,8 @@ class Lab:
         while not all(told.values()):
             word, _, number = keeper.stdout.readline().decode().partition(" ")
             if not word:
-                raise UnavailableError(f"the lab's {arguments[0]} {arguments[1]} did not come up; its reason is above")
+                what = " ".join((program, *arguments[:2]))
+                raise UnavailableError(f"the lab's {what} did not come up; its reason is above")
             told[word] = number
         return int(told["pid"])
 

@@ -59,21 +59,28 @@ def address(index: int) -> str:
     return f"10.77.0.{index + 1}"
 
 
-def connect(switch: int, hosts: Mapping[str, int], rate: str | None) -> None:
+def port(name: str) -> str:
+    """The switch's end of a host's cable."""
+    return f"port-{name}"
+
+
+def connect(switch: int, hosts: Mapping[str, int], rate: str | None, has_cables: bool) -> None:
     """Plugs every host into the switch.
 
     Args:
         switch, hosts: the PIDs of processes in their network namespaces.
         rate: as tc spells it, such as "1gbit"; None = as fast as memory.
+        has_cables: the cables are there (cables.py) and need no devices.
 
     Raises UnavailableError with the tool's own text.
     """
     wires = ["link add bridge0 type bridge stp_state 0 forward_delay 0", "link set bridge0 up"]
     for name, pid in hosts.items():
-        wires.append(f"link add port-{name} type veth peer name {INTERFACE} netns {pid}")
-        wires.append(f"link set port-{name} master bridge0 up")
+        if not has_cables:
+            wires.append(f"link add {port(name)} type veth peer name {INTERFACE} netns {pid}")
+        wires.append(f"link set {port(name)} master bridge0 up")
     batch(switch, "ip", wires)
-    shape(switch, [f"port-{name}" for name in hosts], rate)
+    shape(switch, [port(name) for name in hosts], rate)
     for index, pid in enumerate(hosts.values()):
         own = [f"addr add {address(index)}/{PREFIX} dev {INTERFACE}", f"link set {INTERFACE} up"]
         batch(pid, "ip", ["link set lo up", *own])
@@ -128,10 +135,10 @@ def counters(switch: int, hosts: Sequence[str]) -> Counters:
     """What has gone through the switch's ports. A port receives what its host sends."""
     carried = {}
     for line in Path(f"/proc/{switch}/net/dev").read_text().splitlines()[2:]:
-        port, _, numbers = line.partition(":")
+        device, _, numbers = line.partition(":")
         fields = [int(number) for number in numbers.split()]
-        carried[port.strip()] = Bytes(sent=fields[0], received=fields[8])
-    return Counters({name: carried[f"port-{name}"] for name in hosts})
+        carried[device.strip()] = Bytes(sent=fields[0], received=fields[8])
+    return Counters({name: carried[port(name)] for name in hosts})
 
 
 def listens(pid: int, port: int) -> bool:

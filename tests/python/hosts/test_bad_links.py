@@ -1,16 +1,19 @@
-"""Links that lose packets, and connections that somebody resets, while ranks on three hosts reduce."""
+"""Links that delay, reorder and lose packets, and connections that are reset, while ranks on three hosts reduce."""
 
 from __future__ import annotations
 
 import re
 import shutil
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import pytest
 from deadlines import HANG_S, SOON_S
 from tcp_jobs import first_lines, secret_file, train_job
 
+from ringreduce.lab.cables import Cables, Direction
 from ringreduce.lab.lab import Lab
 from ringreduce.lab.requirements import missing
 
@@ -40,6 +43,65 @@ def test_lost_packets_change_no_sum(lab: Lab, encrypt: str) -> None:
         assert dropped() > 20
     for rank, output in enumerate(outputs):
         said = [line for line in output.splitlines() if not line.startswith("ringreduce warning")]  # of a late rank
+        assert said == [f"ready 0 1 {rank} 3", "done"], output
+
+
+def test_what_a_cable_does_with_packets() -> None:
+    def after_a_cable(cables: Cables, times_s: Sequence[float]) -> list[list[bytes]]:
+        """Ten packets are put in at 0 s; what has come out at each of the times."""
+        ends = [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2)]
+        for end in (*ends[0], *ends[1]):
+            end.setblocking(False)
+        (inner, source), (target, outer) = ends
+        direction = Direction(source.fileno(), target.fileno(), cables, "from a")
+        for number in range(10):
+            inner.send(b"%d" % number)
+        direction.take(0.0)
+        came = []
+        for time_s in times_s:
+            direction.give(time_s)
+            came.append([])
+            with suppress(BlockingIOError):
+                while True:
+                    came[-1].append(outer.recv(100))
+        for end in (*ends[0], *ends[1]):
+            end.close()
+        return came
+
+    packets = [b"%d" % number for number in range(10)]
+    assert after_a_cable(Cables(0.5), [0.499, 0.5]) == [[], packets]
+    early, late = after_a_cable(Cables(0.5, reordered=0.5), [0.25, 0.5])
+    assert early
+    assert late
+    assert sorted(early + late) == packets
+    (some,) = after_a_cable(Cables(0.0, lost=0.5), [0.0])
+    assert 0 < len(some) < 10
+    assert some == sorted(some)
+    assert after_a_cable(Cables(0.0, lost=1.0), [1.0]) == [[]]
+
+
+@pytest.mark.parametrize(
+    ("lost", "reordered", "encrypt"),
+    [
+        (0.01, 0.02, "on"),
+        pytest.param(0.01, 0.02, "off", marks=pytest.mark.long),
+        pytest.param(0.001, 0.0, "on", marks=pytest.mark.long),
+        pytest.param(0.001, 0.0, "off", marks=pytest.mark.long),
+    ],
+)
+def test_hosts_far_from_each_other(lost: float, reordered: float, encrypt: str) -> None:
+    """50 ms there and back, and packets that are lost or overtake others: the right sums, and nobody is lost.
+
+    Rank 0 is said to be late where a connection waits for what is sent again.
+    """
+    with Lab(3, None, cables=Cables(0.0125, reordered, lost)) as lab:
+        secret_file(lab.folder)
+        began_s = time.monotonic()
+        with train_job(lab, 6, "abc", 1, env={"RINGREDUCE_ENCRYPT": encrypt}) as ranks:
+            outputs = [process.communicate(timeout=HANG_S)[0] for process in ranks]
+        assert time.monotonic() - began_s > 6 * 0.05  # a step waits for others' data
+    for rank, output in enumerate(outputs):
+        said = [line for line in output.splitlines() if not line.startswith("ringreduce warning")]
         assert said == [f"ready 0 1 {rank} 3", "done"], output
 
 

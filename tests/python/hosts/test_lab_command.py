@@ -189,3 +189,26 @@ def test_ctrl_c_ends_the_script_that_has_called_the_lab() -> None:
         os.write(terminal, b"\x03")
         assert "the script goes on" not in read_until(terminal, "carried: ", text)
         assert script.wait(LAB_S) == -signal.SIGINT
+
+
+CONNECT = """
+import socket, time
+began_s = time.monotonic()
+socket.create_connection(("b", 22)).close()
+print("took", time.monotonic() - began_s)
+"""
+
+
+def test_links_that_delay() -> None:
+    """A connection takes a packet there and one back, each through two cables."""
+    command = [*LAB[:2], "--hosts", "2", "--delay", "20", sys.executable, "-c", CONNECT]
+    done = completed(command, env=clean_environment())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert float(done.stdout.split("took ")[1].split()[0]) >= 4 * 0.02
+
+
+@pytest.mark.parametrize("words", [["--lost", "101"], ["--delay", "-1"], ["--delay", "nan"]])
+def test_links_that_cannot_be(words: list[str]) -> None:
+    done = completed([*LAB, *words, "true"], env=clean_environment())
+    assert done.returncode == 2
+    assert "--delay, --lost: a " in done.stderr
