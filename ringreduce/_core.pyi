@@ -500,7 +500,7 @@ class TcpNetwork:
         listener: int,
         addresses: Sequence[tuple[str, int]],
         key: bytes,
-        lost_after_ms: int = 3500,
+        lost_after_ms: int = 2800,
         encrypt: str = "auto",
     ) -> None:
         """listener: a descriptor that this object owns from now on; it listens at addresses[rank]. addresses: by rank,

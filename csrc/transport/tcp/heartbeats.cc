@@ -21,9 +21,8 @@ namespace {
 
 constexpr char kSign = '.';
 constexpr char kFarewell = '!';
-// So many bytes, the signs of one second, may be on their way to a host that acknowledges.
-constexpr int kAheadNbytes = 4 * (1 + static_cast<int>(kRecordOverheadNbytes));
-constexpr int kAgainMs = 1000;  // between two times that a sign is sent
+constexpr int kAgainMs = 1000;         // between two times that a sign is sent, where the kernel can be told so
+constexpr int kAcknowledgesMs = 1000;  // a host that acknowledges has done so within this time
 
 std::string text_of_ns(int64_t ns) {
   char text[32];
@@ -31,10 +30,10 @@ std::string text_of_ns(int64_t ns) {
   return text;
 }
 
-// Whether the peer's kernel has acknowledged all but the latest signs.
-bool acknowledges(int fd) {
+// Whether the peer's kernel has acknowledged all that it was sent.
+bool has_acknowledged(int fd) {
   int nbytes = 0;
-  return ::ioctl(fd, SIOCOUTQ, &nbytes) == 0 && nbytes <= kAheadNbytes;
+  return ::ioctl(fd, SIOCOUTQ, &nbytes) == 0 && nbytes == 0;
 }
 
 }  // namespace
@@ -44,7 +43,8 @@ Heartbeats::Peer::Peer(int peer, OwnedFd connected, const Session& session)
       socket(std::move(connected)),
       writer(session),
       reader(session, "TCP, heartbeats of rank " + std::to_string(peer)),
-      heard_ns(now_ns()) {}
+      heard_ns(now_ns()),
+      acknowledged_ns(heard_ns) {}
 
 bool Heartbeats::watch(int fd, int lost_after_ms) {
   return ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &lost_after_ms, sizeof lost_after_ms) == 0 &&
@@ -118,10 +118,16 @@ void Heartbeats::send(News& news) {
     for (auto& [fd, peer] : peers_) peer.heard_ns = std::max(peer.heard_ns, now);
   }
   sent_ns_ = now;
+  for (auto& [fd, peer] : peers_) {
+    if (has_acknowledged(fd)) peer.acknowledged_ns = now;
+  }
   look_for_stalled(news);
   std::map<int, int> errors;  // by descriptor
   for (auto& [fd, peer] : peers_) {
-    const int error = peer.is_stalled ? 0 : say(peer, kSign);
+    // One sign on its way is enough. Of one packet the kernel sends a copy every 0.2 s, six times; of more than three
+    // it doubles the pauses from the first on, and would be silent for 1.6 s when a network that was gone is back.
+    if (peer.is_stalled || peer.acknowledged_ns != now) continue;
+    const int error = say(peer, kSign);
     if (error != 0 && error != EAGAIN) errors[fd] = error;
   }
   for (const auto& [fd, error] : errors) look(fd, error, news);  // what the peer sent last may say that it leaves
@@ -133,7 +139,8 @@ void Heartbeats::look_for_stalled(News& news) {
   std::vector<Peer*> stalled;
   int lowest = rank_;
   for (auto& [fd, peer] : peers_) {
-    if (now - peer.heard_ns >= stalled_after_ms_ * kNsPerMs && acknowledges(fd)) peer.is_stalled = true;
+    const bool acknowledges = now - peer.acknowledged_ns < kAcknowledgesMs * kNsPerMs;
+    if (now - peer.heard_ns >= stalled_after_ms_ * kNsPerMs && acknowledges) peer.is_stalled = true;
     if (peer.is_stalled) stalled.push_back(&peer);
     if (!peer.is_stalled) lowest = std::min(lowest, peer.rank);
   }

@@ -1,10 +1,10 @@
 // Signs of life between the leaders of hosts, over a connection of their own. Of the network's thread.
 //
-// A sign is a record of one byte every kPauseMs, so that nobody else can say that a rank lives or leaves. What the
-// peer's kernel does not acknowledge within lost_after_ms ends the connection. A process that is stopped still has a
-// kernel that acknowledges: it is not lost but stalled, and is sent no more signs, for which its kernel would run out
-// of room; probes (SO_KEEPALIVE) take no room, and go on. A connection that ends without a farewell means that the peer
-// is lost.
+// A sign is a record of one byte, every kPauseMs unless the last one is still on its way, so that nobody else can say
+// that a rank lives or leaves. What the peer's kernel does not acknowledge within lost_after_ms ends the connection. A
+// process that is stopped still has a kernel that acknowledges: it is not lost but stalled, and is sent no more signs,
+// for which its kernel would run out of room; probes (SO_KEEPALIVE) take no room, and go on. A connection that ends
+// without a farewell means that the peer is lost.
 #pragma once
 
 #include <cstdint>
@@ -62,7 +62,8 @@ class Heartbeats {
     RecordWriter writer;
     RecordReader reader;
     int64_t heard_ns;
-    char begun = 0;  // the sign of whose record the kernel has taken a part
+    int64_t acknowledged_ns;  // when all that was sent was seen to be acknowledged
+    char begun = 0;           // the sign of whose record the kernel has taken a part
     bool is_stalled = false;
     bool is_named = false;  // as stalled, by this rank
     bool is_told = false;   // that this rank leaves

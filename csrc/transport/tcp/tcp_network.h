@@ -24,7 +24,7 @@ struct TcpOptions {
   std::vector<TcpAddress> addresses;  // by rank; where each one listens
   Bytes32 key = {};                   // of this job alone
   // From a peer whose host has vanished nothing comes. After so many ms without a sign of life the rank is lost.
-  int lost_after_ms = 3500;
+  int lost_after_ms = 2800;
   // And a connection of data, while the leaders' heartbeats go on: of what is on its way nothing is acknowledged, or no
   // connection is to be had.
   int data_lost_after_ms = 10000;
