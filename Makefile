@@ -94,6 +94,7 @@ test-long: build  ## a million random operations and handshakes, a thousand kill
 	@$(BIN)/cmake --build build/plain --parallel $(JOBS) --target rr_tests > /dev/null  # each file includes what it uses
 	@RR_TEST_ROUNDS=17000 build/cmake/tests/cpp/rr_tests --source-file='*/stress*_test.cc' --no-version
 	@RR_TEST_ROUNDS=1000000 build/cmake/tests/cpp/rr_tests --source-file='*/handshake_fuzz_test.cc,*/records_test.cc' --no-version
+	@RR_TEST_ROUNDS=250000 build/cmake/tests/cpp/rr_tests --source-file='*/frames_test.cc' --no-version
 	@RR_TEST_ROUNDS=10000 build/cmake/tests/cpp/rr_tests --source-file='*/tcp_faults_test.cc' --no-version
 	@RR_TEST_KILLS=1000 RINGREDUCE_TEST_SCALE=10 $(BIN)/python -m pytest tests/python/job/test_kill.py tests/python/job/test_rounds.py
 	@$(BIN)/python -m pytest -m long

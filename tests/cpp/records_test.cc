@@ -3,6 +3,7 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 
@@ -134,6 +135,27 @@ TEST_CASE("records: a changed bit anywhere in one is noticed") {
       const std::string text = raised<InternalError>([&] { read_all(other_end(session), records); });
       CHECK(text.find("test: record 1 of this connection is not as the peer has made it") == 0);
       records[1][bit / 8] ^= std::byte{1} << bit % 8;
+    }
+  }
+}
+
+TEST_CASE("records: a changed bit in the length, its check, the payload or the tag is noticed, of thousands each") {
+  std::mt19937 random(5);
+  const int count = std::min(rounds(500), 10'000);
+  for (const bool is_encrypted : {false, true}) {
+    const Session session = session_of(is_encrypted);
+    for (const int part : {0, 1, 2, 3}) {
+      for (int i = 0; i < count; ++i) {
+        auto records = records_of(session, {pattern(random() % 2000 + 1), pattern(random() % 2000 + 1)});
+        const size_t which = random() % 2;
+        std::vector<std::byte>& record = records[which];
+        const size_t begins[] = {0, 4, 8, record.size() - 16, record.size()};
+        const size_t at = begins[part] + random() % (begins[part + 1] - begins[part]);
+        record[at] ^= std::byte{1} << random() % 8;
+        const std::string text = raised<InternalError>([&] { read_all(other_end(session), records); });
+        const std::string wanted = "test: record " + std::to_string(which) + " of this connection is not as the peer";
+        REQUIRE_MESSAGE(text.find(wanted) == 0, text);
+      }
     }
   }
 }
