@@ -283,6 +283,13 @@ ROWS = (
         ("heartbeats_test::heartbeats: a rank that is stalled",),
     ),
     Mutation(
+        "heartbeats-on-their-way",
+        "csrc/transport/tcp/heartbeats.cc",
+        "if (peer.is_stalled || peer.acknowledged_ns != now) continue;",
+        "if (peer.is_stalled) continue;",
+        ("heartbeats_test::heartbeats: one sign is on its way",),
+    ),
+    Mutation(
         "fork-waits",
         "csrc/os/owned_fd.cc",
         "[] { owned().mutex.lock(); }, [] { owned().mutex.unlock(); }",
