@@ -38,7 +38,7 @@ def text(meta: dict[str, Any], rows: Sequence[Row]) -> str:
         lines += [f"#{row.nbytes:>10}  {row.competitor[:38]:<38} {_by_host(row)}" for row in block if row.sent]
     wrong = sum(row.wrong for row in rows)
     void = sum(row.status == "void" for row in rows)
-    for one in promises.judge(rows):
+    for one in promises.judge(rows, meta["rate"]):
         lines.append(f"# {'ok    ' if one.reached else 'MISSED'} {one.what}: {one.value}, promised {one.promise}")
     lines += ["#", f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}"]
     lines.append(f"# Void measurements    : {void} {'FAILED' if void else 'OK'}")
@@ -75,7 +75,7 @@ def markdown(meta: dict[str, Any], rows: Sequence[Row]) -> str:
     lines += ["", "## Promised figures", "", "| | figure | reached | promised |", "|---|---|---|---|"]
     lines += [
         f"| {'ok' if one.reached else '**missed**'} | {one.what} | {one.value} | {one.promise} |"
-        for one in promises.judge(rows)
+        for one in promises.judge(rows, meta["rate"])
     ]
     return "\n".join(lines) + "\n"
 

@@ -222,8 +222,51 @@ def test_times_limits_and_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows[1].cpu_s_per_gb == pytest.approx(0.009 / (64 * KIB) * 1e9)  # both ranks'
     assert rows[0].limit_s == pytest.approx(64 * KIB / 1e8)
     assert rows[2].fraction_of_limit == pytest.approx(32 * KIB / 1e8 / 0.002)
-    assert [(one.what, one.reached) for one in promises.judge(rows)] == [
-        ("2 hosts x 1 rank, 64 KiB: beside Gloo", True)
+    assert [(one.what, one.value, one.reached) for one in promises.judge(rows, "1gbit")] == [
+        ("2 hosts x 1 rank, 64 KiB: beside Gloo", "3.00x", True)
+    ]
+
+
+def test_what_is_promised_depends_on_the_links() -> None:
+    from across import promises
+    from across.figures import Row
+
+    def row(competitor: str, nbytes: int, ours_is: float, fraction: float, cpu: float, wire: str = "none") -> Row:
+        times = {"time_s": 1.0, "fraction_of_limit": fraction, "ours_is": ours_is, "cpu_s_per_gb": cpu}
+        return Row(4, 1, nbytes, competitor, wire, "ok", **times)
+
+    rows = [
+        row("ringreduce", 8, 1.0, 0.0, 1.0),
+        row("mpich 5", 8, 0.99, 0.0, 1.0),
+        row("ringreduce", 4 * KIB, 1.0, 0.5, 1.0),
+        row("gloo", 4 * KIB, 1.9, 0.5, 1.0),
+        row("openmpi 5", 4 * KIB, 1.3, 0.5, 1.0),
+        row("mpich 5", 4 * KIB, 1.1, 0.5, 1.0),
+        row("ringreduce", 256 * KIB, 1.0, 0.91, 1.0),
+        row("ringreduce", 4 << 20, 1.0, 0.96, 1.0),
+        row("ringreduce over tcp encrypted", 4 << 20, 1.5, 0.7, 1.0),
+        row("ringreduce fp16", 4 << 20, 0.5, 0.9, 1.0, "fp16"),
+        row("ringreduce int8", 4 << 20, 0.5, 0.9, 1.0, "int8"),
+        row("gloo", 4 << 20, 1.4, 0.7, 2.0),
+        row("openmpi 5", 4 << 20, 1.6, 0.7, 1.2),
+    ]
+    assert [(one.what.removeprefix("4 hosts x 1 rank, "), one.reached) for one in promises.judge(rows, "1gbit")] == [
+        ("8 B: beside the best MPI", False),
+        ("4 KiB: beside Gloo", False),
+        ("4 KiB: beside the best MPI", False),
+        ("256 KiB: fraction of the limit", True),
+        ("4 MiB: fraction of the limit", False),
+        ("4 MiB: beside Gloo", True),
+        ("4 MiB: beside the best MPI", True),
+        ("4 MiB: fp16 beside float32", True),
+        ("4 MiB: int8 beside float32", False),
+        ("4 MiB: encrypted, its time beside that of plain", False),
+    ]
+    assert [(one.what.removeprefix("4 hosts x 1 rank, "), one.reached) for one in promises.judge(rows, "none")] == [
+        ("4 MiB: the processor's seconds beside gloo", True),
+        ("4 MiB: the processor's seconds beside openmpi", False),
+        ("4 MiB: GB/s beside the best of the others", False),
+        ("4 MiB: encrypted, its time beside that of plain", True),
     ]
 
 
@@ -234,7 +277,7 @@ def test_a_figure_without_its_bytes_is_void(monkeypatch: pytest.MonkeyPatch) -> 
     assert [row.status for row in rows] == ["void", "void", "ok"]  # the codec needs half
     rows, _, _ = measured(monkeypatch, 12 * 32 * KIB - 1)
     assert [row.status for row in rows] == ["void", "void", "void"]
-    assert list(promises.judge(rows)) == []
+    assert list(promises.judge(rows, "1gbit")) == []
     facts = {"ringreduce": "0", "cpu": "c", "cores_online": 1, "kernel": "k", "isa": "i", "date": "d", "command": "c"}
     goodput = {"median": 1.0, "p10": 1.0, "p90": 1.0}
     meta = {**facts, "hosts": 2, "rate": "1gbit", "rounds": 2, "goodput": goodput, "competitors": [], "absent": {}}
