@@ -126,6 +126,27 @@ TEST_CASE("records: arrive, and are encrypted where that was agreed") {
   }
 }
 
+TEST_CASE("records: of a long message less than a thousandth is headers and tags") {
+  const std::vector<std::byte> sent = pattern(1 << 20);
+  for (const bool is_encrypted : {false, true}) {
+    auto [from, to] = sockets();
+    RecordWriter writer(session_of(is_encrypted));
+    size_t moved = 0;
+    size_t on_wire = 0;
+    std::vector<std::byte> bytes(1 << 16);
+    while (true) {
+      const std::optional<size_t> n = writer.send(from.get(), sent.data() + moved, sent.size() - moved);
+      REQUIRE(n);
+      moved += *n;
+      const ssize_t come = ::recv(to.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+      if (come > 0) on_wire += static_cast<size_t>(come);
+      if (moved == sent.size() && come <= 0) break;
+    }
+    CHECK(on_wire > sent.size());
+    CHECK(on_wire - sent.size() < sent.size() / 1000);
+  }
+}
+
 TEST_CASE("records: a changed bit anywhere in one is noticed") {
   for (const bool is_encrypted : {false, true}) {
     const Session session = session_of(is_encrypted);

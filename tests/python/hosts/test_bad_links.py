@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
+import random
 import re
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import pytest
 from deadlines import HANG_S, SOON_S
-from tcp_jobs import first_lines, secret_file, train_job
+from tcp_jobs import first_lines, lab_job, secret_file, train_job
 
 from ringreduce.lab.cables import Cables, Direction
 from ringreduce.lab.lab import Lab
@@ -116,3 +120,57 @@ def test_a_connection_that_is_reset_is_a_lost_rank_on_all_hosts(lab: Lab) -> Non
         assert re.search(r"lost rank [012]: .*(Connection reset by peer|Broken pipe)", output), (rank, output)
         assert "something between the hosts has reset the connection" in output, (rank, output)
         assert float(output.split()[0]) - reset_s < SOON_S, (rank, output)
+
+
+SOAK = """
+import json, os, sys, time
+import numpy as np
+import ringreduce as rr
+rr.init()
+choose = np.random.default_rng(7)
+end = time.monotonic() + float(sys.argv[1])
+count, seen, more = 0, [], True
+while more:
+    for _ in range(200):
+        # 8 B to 4 MiB, each doubling as often as the others; large ones more seldom.
+        n = int(2 ** choose.uniform(1, 20 if choose.random() < 0.02 else 13))
+        x = (np.arange(n) % 97 + rr.rank() + count % 5).astype(np.float32)
+        wanted = (np.arange(n) % 97 * rr.size() + sum(range(rr.size())) + count % 5 * rr.size()).astype(np.float32)
+        assert (rr.allreduce(x, op=rr.Sum, name=f"of {n % 50}" if count % 2 else None) == wanted).all()
+        count += 1
+    pages = int(open("/proc/self/statm").read().split()[1])
+    seen.append((pages * 4096, len(os.listdir("/proc/self/fd"))))
+    more = rr.broadcast(np.array([time.monotonic() < end]), 0)[0]
+rr.shutdown()
+print("soaked", json.dumps([count, seen]), flush=True)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3 * 3600)
+def test_an_hour_of_encrypted_sums_over_bad_links() -> None:
+    """RR_TEST_SOAK_S=600: seconds. Every sum is right, memory and descriptors stay what they are after a tenth."""
+    seconds = float(os.environ.get("RR_TEST_SOAK_S", "600"))
+    chance = random.Random(3)
+    with Lab(3, None, cables=Cables(0.0001, 0.001, 0.001)) as lab:
+        secret_file(lab.folder)
+        program = lab.folder / "soak.py"
+        program.write_text(SOAK)
+        with lab_job(lab, [sys.executable, program, str(seconds)], "abc", 1, env={"RINGREDUCE_ENCRYPT": "on"}) as ranks:
+            end_s = time.monotonic() + seconds
+            while time.monotonic() < end_s:
+                host = chance.choice(lab.hosts)
+                lab.cut(host)
+                time.sleep(chance.uniform(0.05, 1.0))
+                lab.mend(host)
+                time.sleep(chance.uniform(2, 10))
+            outputs = [process.communicate(timeout=HANG_S)[0] for process in ranks]
+    for rank, output in enumerate(outputs):
+        found = re.search(r"^soaked (.*)$", output, re.MULTILINE)
+        assert found, (rank, output)
+        count, seen = json.loads(found[1])
+        early = seen[len(seen) // 10 :]
+        print(f"rank {rank}: {count} operations, {early[0][0] >> 20} to {early[-1][0] >> 20} MiB")
+        assert max(memory for memory, _ in early) - early[0][0] < 64 << 20, (rank, seen)
+        assert early[-1][0] - early[0][0] < 16 << 20, (rank, seen)
+        assert {descriptors for _, descriptors in early} == {early[0][1]}, (rank, seen)

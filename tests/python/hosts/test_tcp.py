@@ -239,6 +239,43 @@ def test_a_thousand_strangers_do_not_disturb_a_job(tcp: dict[str, str]) -> None:
     assert len(set(rounds)) == 1
 
 
+def of_this_process() -> dict[str, int]:
+    """What a job must not leave behind."""
+    return {what: len(os.listdir(f"/proc/self/{what}")) for what in ("fd", "task")}
+
+
+def reduce_for_ever() -> None:
+    while True:
+        ringreduce.allreduce(np.ones(100_000))
+
+
+def loses_a_rank() -> tuple[dict[str, int], dict[str, int]]:
+    with ringreduce.init():  # what only the first job of a process opens
+        ringreduce.allreduce(np.ones(4))
+    before = of_this_process()
+    world = ringreduce.init()
+    ringreduce.allreduce(np.ones(100_000))
+    send_to_test("ready")
+    if world.rank == 1:
+        signal.pause()
+    with pytest.raises(ringreduce.PeerLostError, match="lost rank 1"):
+        reduce_for_ever()
+    ringreduce.shutdown()
+    return before, of_this_process()
+
+
+def test_a_lost_rank_leaves_no_socket_and_no_thread(tcp: dict[str, str]) -> None:
+    with start_ranks(loses_a_rank, 3, env=tcp) as job:
+        for rank in range(3):
+            job.receive(rank)
+        job.kill(1)
+        outcomes = job.wait(HANG_S)
+    for rank in (0, 2):
+        assert outcomes[rank].value is not None, outcomes[rank]
+        before, after = outcomes[rank].value
+        assert after == before, outcomes[rank]
+
+
 def is_interrupted_all_the_time() -> int:
     """Every millisecond a signal ends the system calls of this process with EINTR."""
     signals = 0

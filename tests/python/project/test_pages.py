@@ -102,3 +102,17 @@ def test_a_page_that_is_not_there_is_found(tmp_path: Path) -> None:
 def test_no_page_has_a_gap() -> None:
     pages = [ROOT / "README.md", ROOT / "CHANGES.md", *(ROOT / "docs").rglob("*.md")]
     assert not [page for page in pages if re.search("@@|TODO|XXX", page.read_text(encoding="utf-8"))]
+
+
+def test_every_test_that_a_page_names_is_there() -> None:
+    """As `hosts/test_tcp.py::test_name`, and as `tcp_test: the beginning of its name` of a C++ test."""
+    count = 0
+    for page in (ROOT / "docs").rglob("*.md"):
+        text = page.read_text()
+        for file, name in re.findall(r"`([\w/]+\.py)::(test_\w+)`", text):
+            assert re.search(rf"^def {name}\(", (ROOT / "tests" / "python" / file).read_text(), re.MULTILINE), name
+            count += 1
+        for file, name in re.findall(r"`(\w+_test): ([^`]+)`", text):
+            assert name in (ROOT / "tests" / "cpp" / f"{file}.cc").read_text(), name
+            count += 1
+    assert count > 50
