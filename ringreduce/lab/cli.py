@@ -39,13 +39,13 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if options.slurm is not None and options.slurm < 1:
         parser.error("--slurm: must be at least 1")
-    if reason := requirements.missing() or (slurm.missing() if options.slurm else None):
-        print(reason, file=sys.stderr)
-        return 2
     try:
         cables = Cables(options.delay / 1000, lost=options.lost / 100) if options.delay or options.lost else None
     except InvalidArgumentError as error:
         parser.error(f"--delay, --lost: {error}")
+    if reason := requirements.missing(cables is not None) or (slurm.missing() if options.slurm else None):
+        print(reason, file=sys.stderr)
+        return 2
     with ExitStack() as stack:
         stack.enter_context(exit_on_signal())
         rate = None if options.rate == "none" else options.rate

@@ -46,7 +46,8 @@ class Lab:
         shared: folders that all hosts see although they lie below /tmp, /var/tmp, /dev/shm or /run, where each host
             has its own files. lab.folder, the working directory, the interpreter's environment and this process's
             other sources of modules are always seen.
-        cables: what delays, reorders and loses packets; None = nothing does, and links are as fast as memory allows.
+        cables: what delays, reorders and loses packets; None = nothing does. One Python process carries the packets of
+            all cables, which may be slower than the rate.
 
     Raises InvalidArgumentError for another number of hosts. Entering raises UnavailableError, with nothing left, if the
     machine does not allow it, or TimeoutError.
@@ -62,6 +63,7 @@ class Lab:
         self.rate = rate
         self._shared = tuple(shared)
         self._cables = cables
+        self._carrier: subprocess.Popen[bytes] | None = None
         self._undo = ExitStack()
         self._pids: dict[str, int] = {}
         self._daemons: set[int] = set()
@@ -75,7 +77,7 @@ class Lab:
             self.folder = Path(tempfile.mkdtemp(prefix="ringreduce-lab-"))
             """Seen by all hosts in the same place: the cluster's shared file system. Goes when the lab goes."""
             undo.callback(shutil.rmtree, self.folder, ignore_errors=True)
-            self._switch = self._keep(undo, "keeper", "switch", str(self.folder))
+            self._switch = self._keep(undo, "switch", str(self.folder))
             addresses = {name: network.address(index) for index, name in enumerate(self.hosts)}
             self._ssh = Ssh(self.folder / "ssh", addresses)
             hosts_file = self.folder / "hosts"
@@ -96,10 +98,11 @@ class Lab:
                     str(hosts_file),
                     *dict.fromkeys(str(Path(path).resolve()) for path in shared),
                 )
-                self._pids[name] = self._keep(undo, "keeper", *arguments)
+                self._pids[name] = self._keep(undo, *arguments)
             if self._cables is not None:
                 ends = [f"{name}={pid}" for name, pid in self._pids.items()]
-                self._keep(undo, "cables", str(self._switch), *map(str, astuple(self._cables)), *ends)
+                words = [str(self._switch), *map(str, astuple(self._cables)), *ends]
+                self._carrier, _ = self._begin(undo, "cables", *words)
             network.connect(self._switch, self._pids, self.rate, self._cables is not None)
             for name in self.hosts:
                 self._serve(undo, name)
@@ -135,7 +138,11 @@ class Lab:
             env: added to this process's environment, without launchers' variables and with a PYTHONPATH by which
                 Python finds the modules that this process finds.
             stdin, output: as Popen's; None = the caller's.
+
+        Raises UnavailableError where nothing carries the packets of the cables any more.
         """
+        if self._carrier is not None and self._carrier.poll() is not None:
+            raise UnavailableError("the process that carries the lab's packets has ended; its reason is above")
         return subprocess.Popen(
             [*self.inside(host), *map(str, command)],
             env=host_environment.variables(env),
@@ -271,8 +278,12 @@ class Lab:
                     continue
         return found
 
-    def _keep(self, undo: ExitStack, program: str, *arguments: str) -> int:
-        """Starts a keeper, or the cables; returns the PID of the process that stands for what it has made."""
+    def _keep(self, undo: ExitStack, *arguments: str) -> int:
+        """Starts a keeper; returns the PID of the process that stands for its namespaces."""
+        return self._begin(undo, "keeper", *arguments)[1]
+
+    def _begin(self, undo: ExitStack, program: str, *arguments: str) -> tuple[subprocess.Popen[bytes], int]:
+        """Starts a program of the lab's own, which ends when the lab does, and gives the PID that it says."""
         keeper = subprocess.Popen(
             host_environment.run_module(f"ringreduce.lab.{program}", *arguments),
             env=host_environment.variables(),
@@ -289,7 +300,7 @@ class Lab:
                 what = " ".join((program, *arguments[:2]))
                 raise UnavailableError(f"the lab's {what} did not come up; its reason is above")
             told[word] = number
-        return int(told["pid"])
+        return keeper, int(told["pid"])
 
     def _serve(self, undo: ExitStack, name: str) -> None:
         log = self.folder / f"{name}.sshd.log"

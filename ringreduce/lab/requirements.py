@@ -24,12 +24,13 @@ ip link add br0 type bridge && ip link add one type veth peer name two &&
 tc qdisc add dev one root tbf rate 1gbit burst 128kb latency 50ms &&
 mount -t proc proc /proc && mount -t sysfs sysfs /sys
 """
+TRIAL_OF_CABLES = "ip tuntap add dev three mode tap\n"
 TRIAL_TIMEOUT_S = 20
 
 
 @cache
-def missing() -> str | None:
-    """Why there can be no lab here, or None."""
+def missing(cables: bool = False) -> str | None:
+    """Why there can be no lab here, or None. cables: one whose links delay or lose packets."""
     if os.geteuid() != 0:
         return "the lab of several hosts needs root (namespaces)"
     if Path("/proc/self/uid_map").read_text().split() != ["0", "0", str(2**32 - 1)]:
@@ -38,10 +39,10 @@ def missing() -> str | None:
     os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
     if absent := sorted({package for tool, package in TOOLS.items() if shutil.which(tool) is None}):
         return f"the lab of several hosts needs {' '.join(absent)} (apt-get install)"
-    command = ["unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "sh", "-ec", TRIAL]
+    command = ["unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "sh", "-ec"]
+    command.append(TRIAL + (TRIAL_OF_CABLES if cables else ""))
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TRIAL_TIMEOUT_S)
     if done.returncode != 0:
-        return (
-            f"the lab of several hosts needs namespaces, bridge, veth and tc tbf of the kernel: {done.stderr.strip()}"
-        )
+        parts = "namespaces, bridge, veth, tc tbf and tun" if cables else "namespaces, bridge, veth and tc tbf"
+        return f"the lab of several hosts needs {parts} of the kernel: {done.stderr.strip()}"
     return None

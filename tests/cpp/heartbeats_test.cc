@@ -31,6 +31,13 @@ void drop_what_comes(int fd) {
   check_sys(::setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program), "setsockopt(SO_ATTACH_FILTER)");
 }
 
+// Bytes that the peer's kernel has not acknowledged.
+int unacknowledged(int fd) {
+  int nbytes = 0;
+  check_sys(::ioctl(fd, SIOCOUTQ, &nbytes), "ioctl");
+  return nbytes;
+}
+
 // A leader's heartbeats, driven by the test.
 struct Leader {
   explicit Leader(int rank, int lost_after_ms = 60'000, int stalled_after_ms = 60'000)
@@ -116,11 +123,9 @@ TEST_CASE("heartbeats: one sign is on its way at most") {
   const int fd = first.get();
   low.heartbeats.add(1, std::move(first), session_of_low());
   drop_what_comes(second.get());
-  int nbytes = 0;
   for (int i = 0; i < 10; ++i) {
     low.heartbeats.send(low.news);
-    check_sys(::ioctl(fd, SIOCOUTQ, &nbytes), "ioctl");
-    CHECK(nbytes == 1 + static_cast<int>(kRecordOverheadNbytes));
+    CHECK(unacknowledged(fd) == 1 + static_cast<int>(kRecordOverheadNbytes));
   }
   const int nothing = 0;
   check_sys(::setsockopt(second.get(), SOL_SOCKET, SO_DETACH_FILTER, &nothing, sizeof nothing), "setsockopt");
@@ -130,6 +135,38 @@ TEST_CASE("heartbeats: one sign is on its way at most") {
     return ::recv(second.get(), signs.data(), signs.size(), MSG_DONTWAIT | MSG_PEEK) ==
            static_cast<ssize_t>(signs.size());
   });
+}
+
+// The network was gone, and the peer's kernel acknowledges again: its process may have given signs that are still to
+// come.
+TEST_CASE(
+    "heartbeats: a peer is not stalled as soon as its host acknowledges again, but when it has done so for a while") {
+  Leader low(0, 60'000, 900);
+  auto [first, second] = connected_pair();
+  const int fd = first.get();
+  low.heartbeats.add(1, std::move(first), session_of_low());
+  low.heartbeats.send(low.news);
+  wait_for([&] { return unacknowledged(fd) == 0; });
+  drop_what_comes(second.get());
+  const int64_t gone_ns = now_ns();
+  while (now_ns() - gone_ns < 1'200'000'000) low.turn();  // longer than a stalled process gives no sign
+  CHECK(low.news.warnings.empty());
+  const int nothing = 0;
+  check_sys(::setsockopt(second.get(), SOL_SOCKET, SO_DETACH_FILTER, &nothing, sizeof nothing), "setsockopt");
+  int64_t looked_ns = now_ns();
+  wait_for([&] {
+    if (unacknowledged(fd) == 0) return true;
+    looked_ns = now_ns();
+    low.turn();
+    return false;
+  });
+  low.heartbeats.send(low.news);
+  if (now_ns() - looked_ns < 200'000'000) CHECK(low.news.warnings.empty());  // less than the while
+  wait_for([&] {
+    low.turn();
+    return !low.news.warnings.empty();
+  });
+  CHECK(low.news.warnings[0].find("rank 1 is stalled: ") == 0);
 }
 
 TEST_CASE("heartbeats: what is not acknowledged is sent again at even pauses, as far as the kernel knows how") {

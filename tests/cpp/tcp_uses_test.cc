@@ -1,10 +1,15 @@
 // Connections that are of no use: to ranks whose link has gone, to what is no rank, and for links that are never made.
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
 #include <climits>
 
 #include "base/clock.h"
 #include "doctest/doctest.h"
 #include "ranks.h"
 #include "tcp_ranks.h"
+#include "transport/tcp/heartbeats.h"
 #include "transport/tcp/opening/attempts.h"
 #include "transport/tcp/opening/dialer.h"
 #include "transport/tcp/opening/listener.h"
@@ -146,6 +151,18 @@ TEST_CASE("dialer: what is known of attempts goes with the connection") {
   for (const int64_t ms : {50, 100, 200, 400, 400}) CHECK(pause_ns() >= ms * 1'000'000);
   dialer.forget(*connection);
   CHECK(pause_ns() < 400'000'000);
+}
+
+TEST_CASE("dialer: a connection of heartbeats has time for three SYNs, the last after 3 s") {
+  const auto [listener, address] = listening();
+  const TcpOptions usual;
+  const Dialer dialer(0, {address, address}, usual.lost_after_ms, usual.data_lost_after_ms,
+                      usual.unproven_lost_after_ms);
+  const OwnedFd socket = dialer.dial(TcpConnection(1, Heartbeats::kChannel));
+  unsigned timeout_ms = 0;
+  socklen_t nbytes = sizeof timeout_ms;
+  check_sys(::getsockopt(socket.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, &nbytes), "getsockopt");
+  CHECK(timeout_ms > 3000 + 500);
 }
 
 TEST_CASE("attempts: a socket that the kernel cannot watch ends nothing else") {

@@ -21,8 +21,7 @@ namespace {
 
 constexpr char kSign = '.';
 constexpr char kFarewell = '!';
-constexpr int kAgainMs = 1000;         // between two times that a sign is sent, where the kernel can be told so
-constexpr int kAcknowledgesMs = 1000;  // a host that acknowledges has done so within this time
+constexpr int kAgainMs = 1000;  // between two times that a sign is sent, where the kernel can be told so
 
 std::string text_of_ns(int64_t ns) {
   char text[32];
@@ -119,7 +118,11 @@ void Heartbeats::send(News& news) {
   }
   sent_ns_ = now;
   for (auto& [fd, peer] : peers_) {
-    if (has_acknowledged(fd)) peer.acknowledged_ns = now;
+    if (has_acknowledged(fd)) {
+      peer.acknowledged_ns = now;
+    } else if (now - peer.acknowledged_ns >= acknowledges_ns()) {
+      peer.unacknowledged_ns = now;
+    }
   }
   look_for_stalled(news);
   std::map<int, int> errors;  // by descriptor
@@ -139,7 +142,9 @@ void Heartbeats::look_for_stalled(News& news) {
   std::vector<Peer*> stalled;
   int lowest = rank_;
   for (auto& [fd, peer] : peers_) {
-    const bool acknowledges = now - peer.acknowledged_ns < kAcknowledgesMs * kNsPerMs;
+    // Where the network was gone, the peer's signs may come later than its acknowledgements.
+    const bool acknowledges =
+        now - peer.acknowledged_ns < acknowledges_ns() && now - peer.unacknowledged_ns >= acknowledges_ns();
     if (now - peer.heard_ns >= stalled_after_ms_ * kNsPerMs && acknowledges) peer.is_stalled = true;
     if (peer.is_stalled) stalled.push_back(&peer);
     if (!peer.is_stalled) lowest = std::min(lowest, peer.rank);

@@ -62,14 +62,17 @@ class Heartbeats {
     RecordWriter writer;
     RecordReader reader;
     int64_t heard_ns;
-    int64_t acknowledged_ns;  // when all that was sent was seen to be acknowledged
-    char begun = 0;           // the sign of whose record the kernel has taken a part
+    int64_t acknowledged_ns;        // when all that was sent was seen to be acknowledged
+    int64_t unacknowledged_ns = 0;  // when a sign was seen that has not been for acknowledges_ns()
+    char begun = 0;                 // the sign of whose record the kernel has taken a part
     bool is_stalled = false;
     bool is_named = false;  // as stalled, by this rank
     bool is_told = false;   // that this rank leaves
   };
   // 0: it is sent. Else errno, EAGAIN where there is no room.
   static int say(Peer& peer, char sign);
+  // A host that acknowledges does so within this time.
+  int64_t acknowledges_ns() const { return stalled_after_ms_ * kNsPerMs / 3; }
   void hear(Peer& peer, News& news) const;
   void look(int fd, int error, News& news);
   void look_for_stalled(News& news);

@@ -25,6 +25,7 @@ pytestmark = [
     pytest.mark.skipif(missing() is not None, reason=str(missing())),
     pytest.mark.skipif(shutil.which("nft") is None, reason="needs nftables (apt-get install)"),
 ]
+needs_cables = pytest.mark.skipif(missing(cables=True) is not None, reason=str(missing(cables=True)))
 STEADY = "tcp flags & (syn | rst) == 0 tcp dport != 22 tcp sport != 22"
 """What nft calls a packet of a TCP connection that is there; ssh's apart."""
 
@@ -93,19 +94,18 @@ def test_what_a_cable_does_with_packets() -> None:
         pytest.param(0.001, 0.0, "off", marks=pytest.mark.long),
     ],
 )
+@needs_cables
 def test_hosts_far_from_each_other(lost: float, reordered: float, encrypt: str) -> None:
     """50 ms there and back, and packets that are lost or overtake others: the right sums, and nobody is lost.
 
-    Rank 0 is said to be late where a connection waits for what is sent again.
+    A packet passes two cables. A rank is said to be late where a connection waits for what is sent again.
     """
-    with Lab(3, None, cables=Cables(0.0125, reordered, lost)) as lab:
+    with Lab(3, None, cables=Cables(0.0125, reordered / 2, lost / 2)) as lab:
         secret_file(lab.folder)
-        began_s = time.monotonic()
         with train_job(lab, 6, "abc", 1, env={"RINGREDUCE_ENCRYPT": encrypt}) as ranks:
             outputs = [process.communicate(timeout=HANG_S)[0] for process in ranks]
-        assert time.monotonic() - began_s > 6 * 0.05  # a step waits for others' data
     for rank, output in enumerate(outputs):
-        said = [line for line in output.splitlines() if not line.startswith("ringreduce warning")]
+        said = [line for line in output.splitlines() if not re.match(r"ringreduce warning .* is late", line)]
         assert said == [f"ready 0 1 {rank} 3", "done"], output
 
 
@@ -146,9 +146,10 @@ print("soaked", json.dumps([count, seen]), flush=True)
 """
 
 
+@needs_cables
 @pytest.mark.long
 @pytest.mark.timeout(3 * 3600)
-def test_an_hour_of_encrypted_sums_over_bad_links() -> None:
+def test_encrypted_sums_over_bad_links_for_long() -> None:
     """RR_TEST_SOAK_S=600: seconds. Every sum is right, memory and descriptors stay what they are after a tenth."""
     seconds = float(os.environ.get("RR_TEST_SOAK_S", "600"))
     chance = random.Random(3)

@@ -199,6 +199,7 @@ print("took", time.monotonic() - began_s)
 """
 
 
+@pytest.mark.skipif(missing(cables=True) is not None, reason=str(missing(cables=True)))
 def test_links_that_delay() -> None:
     """A connection takes a packet there and one back, each through two cables."""
     command = [*LAB[:2], "--hosts", "2", "--delay", "20", sys.executable, "-c", CONNECT]
@@ -207,7 +208,7 @@ def test_links_that_delay() -> None:
     assert float(done.stdout.split("took ")[1].split()[0]) >= 4 * 0.02
 
 
-@pytest.mark.parametrize("words", [["--lost", "101"], ["--delay", "-1"], ["--delay", "nan"]])
+@pytest.mark.parametrize("words", [["--lost", "101"], ["--delay", "-1"], ["--delay", "nan"], ["--delay", "inf"]])
 def test_links_that_cannot_be(words: list[str]) -> None:
     done = completed([*LAB, *words, "true"], env=clean_environment())
     assert done.returncode == 2

@@ -261,6 +261,9 @@ def loses_a_rank() -> tuple[dict[str, int], dict[str, int]]:
     with pytest.raises(ringreduce.PeerLostError, match="lost rank 1"):
         reduce_for_ever()
     ringreduce.shutdown()
+    deadline = Deadline(HANG_S)
+    while any(count > before[what] for what, count in of_this_process().items()) and not deadline.expired():
+        time.sleep(0.01)  # a thread that has ended may still be listed
     return before, of_this_process()
 
 
@@ -273,7 +276,7 @@ def test_a_lost_rank_leaves_no_socket_and_no_thread(tcp: dict[str, str]) -> None
     for rank in (0, 2):
         assert outcomes[rank].value is not None, outcomes[rank]
         before, after = outcomes[rank].value
-        assert after == before, outcomes[rank]
+        assert all(after[what] <= before[what] for what in before), outcomes[rank]
 
 
 def is_interrupted_all_the_time() -> int:
@@ -287,16 +290,21 @@ def is_interrupted_all_the_time() -> int:
     signal.signal(signal.SIGALRM, count)
     signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
     try:
-        for _ in range(3):
-            all_collectives()
+        with ringreduce.init() as world:
+            more = True
+            while more:
+                x = np.arange(3000, dtype=np.float32) + world.rank
+                total = ringreduce.allreduce(x, op=ringreduce.Sum)
+                assert (total == np.arange(3000) * world.size + sum(range(world.size))).all()
+                more = ringreduce.allreduce(np.array([signals]), op=ringreduce.Min)[0] < 100
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     return signals
 
 
 def test_signals_without_end(tcp: dict[str, str]) -> None:
-    outcomes = run_ranks(is_interrupted_all_the_time, 3, env=tcp)
-    assert min(outcomes) > 100
+    """The core's threads block signals; those who call and wait do not."""
+    assert min(run_ranks(is_interrupted_all_the_time, 3, env=tcp)) >= 100
 
 
 def forks() -> str:

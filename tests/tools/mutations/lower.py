@@ -283,6 +283,13 @@ ROWS = (
         ("heartbeats_test::heartbeats: a rank that is stalled",),
     ),
     Mutation(
+        "stalled-for-a-while",
+        "csrc/transport/tcp/heartbeats.cc",
+        "now - peer.acknowledged_ns < acknowledges_ns() && now - peer.unacknowledged_ns >= acknowledges_ns();",
+        "now - peer.acknowledged_ns < acknowledges_ns();",
+        ("heartbeats_test::heartbeats: a peer is not stalled as soon",),
+    ),
+    Mutation(
         "heartbeats-on-their-way",
         "csrc/transport/tcp/heartbeats.cc",
         "if (peer.is_stalled || peer.acknowledged_ns != now) continue;",

@@ -58,8 +58,10 @@ class Dialer {
     int64_t at_ns;
   };
 
+  // Linux before 6.5 sends SYNs after 0, 1 and 3 s: the third one must come in time after an outage of 2 s.
+  static constexpr int kConnectingMs = 1200;
   int limit_ms(const TcpConnection& connection) const {
-    return connection.channel == Heartbeats::kChannel ? lost_after_ms_ : data_lost_after_ms_;
+    return connection.channel == Heartbeats::kChannel ? lost_after_ms_ + kConnectingMs : data_lost_after_ms_;
   }
 
   const int rank_;
