@@ -79,8 +79,8 @@ TEST_CASE("frames: what the first host has sent as decided is not shown") {
   CHECK(std::count(listener.answers.begin(), listener.answers.end(), FrameType::kBlocked) == 2);
 }
 
-// A rank of this host is between the number of its note and the note: what rank 1 says after it cannot be read yet. Rank
-// 0 has appended the operation of both, and has waited for long.
+// A rank of this host is between the number of its note and the note: what rank 1 says after it cannot be read yet.
+// Rank 0 has appended the operation of both, and has waited for long.
 
 TEST_CASE("frames: what the first host has sent as decided is not shown as late") {
   const Environment environment{};
