@@ -87,7 +87,7 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
                           settings_.late_warning_percent / 100, [] { return Context::alive() == 1; }});
   }
   hold_presence(world().control());  // nothing fails from here on: who holds it and goes has not left
-  engine_ = start_thread([this] { wait_loop_.run_engine(); });
+  engine_ = start_thread([this] { run_guarded("engine", [this] { wait_loop_.run_engine(); }); });
 }
 
 Context::~Context() { shutdown(); }
@@ -181,6 +181,14 @@ std::string Context::timeout_text() const {
 }
 
 void Context::fail_groups(FatalKind kind, const std::string& text) { groups_.fail(kind, text); }
+
+void Context::run_guarded(const char* thread, const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    fail_groups(kind_of(error), groups_.world().here() + "] the " + thread + "'s thread has failed: " + error.what());
+  }
+}
 
 void Context::throw_if_shut_down() const {
   if (!is_shut_down()) return;

@@ -65,6 +65,8 @@ class Context {
   void shutdown(const std::string& why = "");
   // Ends all groups of this rank; the other members are told why.
   void fail_groups(FatalKind kind, const std::string& text);
+  // What a thread of this rank's own does: an exception fails all groups, and does not end the process.
+  void run_guarded(const char* thread, const std::function<void()>& body);
   // The same for a process that an exception ends at once, with all that is under way.
   void fail_as_lost(const std::string& why);
   int world_memory() const { return world_memory_.get(); }  // the descriptor; -1 after shutdown()

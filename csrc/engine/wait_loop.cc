@@ -12,6 +12,9 @@ namespace {
 
 constexpr int64_t kSleepNs = 100000000;  // a blocked call looks after its peers this often
 constexpr int64_t kPollNs = 50000;       // links to other hosts ring no bell, so somebody looks this often
+// The engine, for whom nobody waits, looks less and less often: after a quarter of the time in which nothing has come.
+// So what comes is seen late by so much, and a rank that computes keeps its core.
+constexpr int64_t kPatienceShare = 4;
 // Links that have a reader ring. Then somebody looks this often, at what ranks of one host tell their leader without a
 // bell, such as how far they have come (one rank alone after the others have joined, 2000 operations: 0.4 s, by 100 ms
 // 15 s).
@@ -186,6 +189,7 @@ void WaitLoop::run_engine() {
   Bell& busy_bell = *wait_bell_;
   int64_t looked_ns = now_ns();  // by the clock, because the bells of a busy rank let no sleep run out
   int64_t driven_since_ns = 0;   // by threads that wait; 0: by none
+  int64_t moved_ns = 0;          // when something was done, or rung for
   while (!stop_.load(std::memory_order_acquire)) {
     if (const int64_t now = now_ns(); now - looked_ns >= kSleepNs) {
       looked_ns = now;
@@ -211,7 +215,10 @@ void WaitLoop::run_engine() {
         continue;
       }
       driven_since_ns = 0;
-      if (from_.groups.progress(true, &busy)) continue;
+      if (from_.groups.progress(true, &busy)) {
+        moved_ns = now;
+        continue;
+      }
       if (from_.groups.driven_ns() >= now) continue;  // a thread that waits is in the middle of a step
       const int64_t linger = from_.groups.linger_until_ns();
       if (linger != INT64_MAX) {
@@ -222,17 +229,19 @@ void WaitLoop::run_engine() {
         const bool polls_device = from_.gpu.is_busy();
         const ShortNaps exact(polls_device);
         const Watch watch(from_.network.reader.get());
-        sleep_on(busy_bell, seen_busy,
-                 polls_device                      ? kDeviceNapNs
-                 : !from_.groups.must_poll()       ? kSleepNs
-                 : from_.network.reader != nullptr ? kUnrungNs
-                                                   : kPollNs);
+        const Woken woken = sleep_on(busy_bell, seen_busy,
+                                     polls_device                ? kDeviceNapNs
+                                     : !from_.groups.must_poll() ? kSleepNs
+                                     : from_.network.reader != nullptr
+                                         ? kUnrungNs
+                                         : std::clamp((now - moved_ns) / kPatienceShare, kPollNs, kUnrungNs));
+        if (woken == Woken::kRung) moved_ns = now_ns();
         continue;
       }
     }
     if (stop_.load(std::memory_order_acquire)) return;
     const Watch watch(from_.network.reader.get());
-    sleep_on(idle_bell, seen_idle, sleep_ns);
+    if (sleep_on(idle_bell, seen_idle, sleep_ns) == Woken::kRung) moved_ns = now_ns();
   }
 }
 

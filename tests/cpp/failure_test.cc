@@ -426,5 +426,28 @@ TEST_CASE("a process exits with operations that nobody waited for") {
   CHECK(std::system(command.c_str()) == 0);
 }
 
+// Of a network whose thread has run out of memory.
+class FailingReader : public NetworkReader {
+ public:
+  void start(std::function<void()>) override {}
+  void monitor(const std::vector<int>&) override {}
+  void begin_watch() override {}
+  void end_watch() override {}
+  std::vector<LostRank> newly_lost() override { return {}; }
+  std::vector<std::string> new_warnings() override { throw std::bad_alloc(); }
+  void leave() override {}
+};
+
+TEST_CASE("an exception of the engine's thread fails all groups, and does not end the process") {
+  const Environment environment{};
+  const Fd fd = create_memfd("test", ControlSegment::nbytes(1, 64));
+  Network network;
+  network.reader = std::make_shared<FailingReader>();
+  Context context(fd.get(), 0, 1, {-1}, "host", std::make_shared<SegmentRegistry>(), nullptr, tune, -1, network);
+  CHECK_NOTHROW(wait_for([&] { return has_failed(context.world().control()); }));
+  const std::string text = raised<InternalError>([&] { barrier(context.world()); });
+  CHECK(text.find("the engine's thread has failed: std::bad_alloc") != std::string::npos);
+}
+
 }  // namespace
 }  // namespace rr::test

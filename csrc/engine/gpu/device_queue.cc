@@ -71,7 +71,7 @@ DeviceQueue::DeviceQueue(Context& context, std::shared_ptr<Device> device)
       device_(std::move(device)),
       unheard_(std::make_shared<Unheard>(context.log())),
       staging_(device_),
-      thread_(start_thread([this] { run(); })) {}
+      thread_(start_thread([this] { context_.run_guarded("GPU queue", [this] { run(); }); })) {}
 
 DeviceQueue::~DeviceQueue() { stop(); }
 
