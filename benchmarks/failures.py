@@ -25,14 +25,14 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from subprocess import Popen
+
+from across import tcp_ranks
 
 from ringreduce.bench.percentile import p99
 from ringreduce.lab.lab import Lab
 
 PROMISED_S = {"kill": 0.5, "vanished": 4.0, "one way": 4.0}
 DEADLINE_S = 30.0
-PORT = 29400
 
 WORK = """
 import sys, time
@@ -57,22 +57,7 @@ class Job:
         self.lab = lab
         self.each = each
         self.size = len(lab.hosts) * each
-        program = lab.folder / "work.py"
-        program.write_text(WORK)
-        self.ranks: list[Popen[str]] = []
-        for rank in range(self.size):
-            place = {
-                "RINGREDUCE_RANK": str(rank),
-                "RINGREDUCE_SIZE": str(self.size),
-                "RINGREDUCE_ADDRESS": f"{lab.hosts[0]}:{PORT}",
-                "RINGREDUCE_SECRET_FILE": str(lab.folder / "secret"),
-                "RINGREDUCE_TRANSPORT": "tcp",
-                "OMP_NUM_THREADS": "1",
-            }
-            command = [sys.executable, program, f"rank-{rank}"]
-            process = stack.enter_context(lab.start(self.host(rank), command, env=place))
-            stack.callback(process.kill)
-            self.ranks.append(process)
+        self.ranks = tcp_ranks.start(lab, each, WORK, [], stack)
         for process in self.ranks:
             assert process.stdout is not None
             while (line := process.stdout.readline()) != "ready\n":
@@ -165,9 +150,6 @@ def main() -> None:
     counts = {"kill": options.kills, "vanished": options.vanished, "one way": options.one_way}
     found = {}
     with Lab(options.hosts, None) as lab:
-        secret = lab.folder / "secret"
-        secret.touch(mode=0o600)
-        secret.write_bytes(os.urandom(32))
         for (what, count), fail in zip(counts.items(), (kill, vanish, cut_one_way), strict=True):
             if count:
                 found[what] = times_of(what, fail, count, lab, options.each)

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from subprocess import Popen
+
+from across import tcp_ranks
 
 from ringreduce.bench.percentile import p99
 from ringreduce.lab.lab import Lab
@@ -65,26 +65,9 @@ rr.shutdown()
 
 def measure(lab: Lab, options: argparse.Namespace) -> dict[str, list[float]]:
     """Seconds of rank 0's small all-reduces, by whether a large one was under way."""
-    program = lab.folder / "work.py"
-    program.write_text(WORK)
-    secret = lab.folder / "secret"
-    secret.touch(mode=0o600)
-    secret.write_bytes(os.urandom(32))
-    size = len(lab.hosts) * options.each
-    words = [sys.executable, program, *map(str, (options.small, options.large, options.rounds, ALONE))]
+    words = [str(number) for number in (options.small, options.large, options.rounds, ALONE)]
     with ExitStack() as stack:
-        ranks: list[Popen[str]] = []
-        for rank in range(size):
-            place = {
-                "RINGREDUCE_RANK": str(rank),
-                "RINGREDUCE_SIZE": str(size),
-                "RINGREDUCE_ADDRESS": f"{lab.hosts[0]}:29400",
-                "RINGREDUCE_SECRET_FILE": str(secret),
-                "RINGREDUCE_TRANSPORT": "tcp",
-                "OMP_NUM_THREADS": "1",
-            }
-            ranks.append(stack.enter_context(lab.start(lab.hosts[rank // options.each], words, env=place)))
-            stack.callback(ranks[-1].kill)
+        ranks = tcp_ranks.start(lab, options.each, WORK, words, stack)
         outputs = [process.communicate(timeout=DEADLINE_S)[0] for process in ranks]
     if any(process.returncode != 0 for process in ranks):
         sys.exit("\n".join(outputs))

@@ -258,9 +258,9 @@ def test_what_is_promised_depends_on_the_links() -> None:
         ("4 MiB: fraction of the limit", False),
         ("4 MiB: beside Gloo", True),
         ("4 MiB: beside the best MPI", True),
+        ("4 MiB: encrypted, its time beside that of plain", False),
         ("4 MiB: fp16 beside float32", True),
         ("4 MiB: int8 beside float32", False),
-        ("4 MiB: encrypted, its time beside that of plain", False),
     ]
     assert [(one.what.removeprefix("4 hosts x 1 rank, "), one.reached) for one in promises.judge(rows, "none")] == [
         ("4 MiB: the processor's seconds beside gloo", True),
