@@ -94,7 +94,8 @@ Schedule::Id TwoLevelAllreduce::two_levels(const std::vector<Piece>& tensors, co
     between.codec = is_float ? float_codec(reduction) : codec;
     if (is_float) between.result = Codec::kFp16;
     const Team leads = same_place(team_, hosts_, here_.me());
-    const bool is_gathered = (host_count == 2 || (host_count - 1) * total_count(tensors) * item <= kGatheredNbytes) &&
+    const size_t nbytes = total_count(tensors) * item;
+    const bool is_gathered = (host_count == 2 ? nbytes < kRingNbytes : (host_count - 1) * nbytes <= kGatheredNbytes) &&
                              between.codec == Codec::kNone && !is_float;
     there = way == Way::kRing ? ring(schedule_, leads, between)
             : is_gathered     ? gathered(schedule_, leads, between)
@@ -110,7 +111,22 @@ Schedule::Id TwoLevelAllreduce::reduce(const std::vector<Piece>& tensors, const 
                                        Way way, Schedule::Id ready) {
   const HostSum sum = host_sum(hosts_, reduction);
   if (sum != HostSum::kNone) return two_levels(tensors, reduction, codec, way, sum, ready);
-  return schedule_.joint(gathered(schedule_, team_, {tensors, Ids(tensors.size(), ready), reduction}));
+  // Both ways fold all ranks in their order.
+  const size_t item = itemsize(reduction.dtype);
+  const size_t ranks = static_cast<size_t>(team_.size());
+  if ((ranks - 1) * total_count(tensors) * item <= kGatheredNbytes) {
+    return schedule_.joint(gathered(schedule_, team_, {tensors, Ids(tensors.size(), ready), reduction}));
+  }
+  LinkedReduction job;
+  job.reduction = reduction;
+  for (const Piece& tensor : tensors) {
+    const size_t piece_nbytes = ranks * message_nbytes(tensor.count * item / ranks);
+    for (const Range& range : cut(tensor.count, item, piece_nbytes, alignment(Codec::kNone, item))) {
+      job.pieces.push_back({tensor.src + range.begin * item, tensor.dst + range.begin * item, range.count()});
+    }
+  }
+  job.ready = Ids(job.pieces.size(), ready);
+  return schedule_.joint(pairwise(schedule_, team_, job));
 }
 
 // Each tensor begins with a block of its own, if there are blocks, so that its bits do not depend on its neighbours.
