@@ -8,6 +8,7 @@
 
 #include <memory>
 
+#include "base/never_destroyed.h"
 #include "framework/tensorflow_deferred.h"
 
 namespace rr {
@@ -16,7 +17,10 @@ TensorFlow tf;
 
 namespace {
 
-std::string problem;  // why there are no ops; "" = there are
+std::string& problem() {  // why there are no ops; "" = there are. No global, because load() runs before those are made
+  static auto& text = never_destroyed<std::string>();
+  return text;
+}
 
 constexpr const char* kXla =
     "UnavailableError: ringreduce's operators cannot be compiled by XLA: set jit_compile=False where this function is "
@@ -173,13 +177,13 @@ __attribute__((constructor)) void load() {
       }
     }
   } catch (const std::exception& error) {
-    problem = error.what();
+    problem() = error.what();
   }
 }
 
 }  // namespace
 
 // Why there are no ops; "" = there are.
-extern "C" __attribute__((visibility("default"))) const char* ringreduce_problem() { return problem.c_str(); }
+extern "C" __attribute__((visibility("default"))) const char* ringreduce_problem() { return problem().c_str(); }
 
 }  // namespace rr

@@ -69,6 +69,10 @@ TensorView view_of(py::handle object, bool writable, Py_buffer& buffer) {
   view.data = static_cast<std::byte*>(buffer.buf);
   view.dtype = dtype_of_format(buffer.format != nullptr ? buffer.format : "B");
   view.set_shape(static_cast<size_t>(buffer.ndim), [&](size_t i) { return static_cast<uint64_t>(buffer.shape[i]); });
+  if (view.nbytes() != static_cast<size_t>(buffer.len)) {
+    throw InvalidArgumentError("a buffer of " + std::to_string(buffer.len) + " bytes, whose shape and format say " +
+                               std::to_string(view.nbytes()));
+  }
   check_address(view);
   return view;
 }

@@ -18,7 +18,7 @@ template <class T>
 std::shared_ptr<T> ending_without_gil(std::unique_ptr<T> object) {
   return std::shared_ptr<T>(object.release(), [](T* item) {
     std::optional<py::gil_scoped_release> released;
-    if (PyGILState_Check() != 0) released.emplace();
+    if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) released.emplace();
     std::unique_ptr<T>(item).reset();
   });
 }

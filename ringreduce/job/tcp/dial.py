@@ -8,6 +8,7 @@ import errno
 import os
 import selectors
 import socket
+import struct
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -64,6 +65,12 @@ def first_connected(
                     connection = _socket(key)
                     selector.unregister(connection)
                     code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                    # Where nobody listens yet the kernel may choose the very port that is dialled as this side's own.
+                    # It then connects the socket to itself, and the port would be taken for who is to listen there.
+                    if code == 0 and connection.getsockname() == connection.getpeername():
+                        code = errno.ECONNREFUSED
+                        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                        connection.close()  # and with that the port is free for who is to listen there
                     if code == 0:
                         connection.setblocking(True)
                         return connection, tried.pop(connection)

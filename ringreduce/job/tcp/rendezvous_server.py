@@ -244,8 +244,11 @@ class _Server:
         self._turn_away_late_ones()
 
     def answer(self, content: dict[str, Any]) -> None:
-        """Sends the answer to every rank. Raises PeerLostError when one is gone."""
-        for caller in self._send(content, self._callers.values()):
+        """Sends the answer to every rank. Raises PeerLostError when one is gone.
+
+        Another process that has proven that it knows the secret, and has said nothing of itself yet, is none of them.
+        """
+        for caller in self._send(content, [one for one in self._callers.values() if one.record is not None]):
             assert caller.record is not None
             raise PeerLostError(f"{self._meeting.me()}: lost rank {caller.record['rank']} at the rendezvous")
 

@@ -313,6 +313,18 @@ def test_what_is_told_anew_is_heard_while_another_program_ends_connections() -> 
         meet(TcpMeeting("127.0.0.1", port, SECRET, 1, 2, 1), Deadline(SOON_S, check))
 
 
+def test_a_socket_that_is_connected_to_itself_is_no_answer() -> None:
+    """So may be who dials a port of his own host at which nobody listens yet, from that very port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = free.getsockname()
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", address)]
+    with pytest.raises(ConnectionRefusedError):
+        first_connected(found, SOON_S, lambda one: one.bind(address))
+    with socket.create_server(address):  # the port is free again
+        pass
+
+
 def test_another_version_is_told_so() -> None:
     gate = gate_at(0)
     with ThreadPoolExecutor(1) as pool:

@@ -2,11 +2,13 @@
 
 import re
 import shutil
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from processes import completed
+from ranks import package_folder
 
 HEADER = Path(__file__).resolve().parents[3] / "csrc" / "framework" / "tensorflow_abi.h"
 
@@ -42,3 +44,14 @@ def test_prototypes_and_numbers_are_tensorflows(tmp_path: Path) -> None:
     command = ["g++", "-std=c++17", "-fsyntax-only", "-w", "-isystem", str(INCLUDE), str(source)]
     done = completed(command)
     assert done.returncode == 0, done.stderr
+
+
+def test_without_tensorflow_the_operators_say_why_there_are_none() -> None:
+    """What is found while the library is loaded outlives the constructors of its globals."""
+    library = Path(package_folder()) / "ringreduce" / "_tensorflow.so"
+    words = (
+        "import ctypes, sys; ops = ctypes.CDLL(sys.argv[1]); ops.ringreduce_problem.restype = ctypes.c_char_p; "
+        "print(ops.ringreduce_problem().decode())"
+    )
+    done = completed([sys.executable, "-c", words, str(library)])
+    assert "libtensorflow_framework is not loaded" in done.stdout, done.stdout + done.stderr
