@@ -424,7 +424,9 @@ def test_a_rank_in_a_container_reads_the_secret(tmp_path: Path, inside: str) -> 
         pytest.skip(f"there can be no {inside.removeprefix('a ')} here")
     script = f'{shlex.join(OTHERS[inside])} cat "$RINGREDUCE_SECRET_FILE"'
     with rank_with_a_secret(tmp_path, script) as (process, _, _):
-        _, out, err = ended(process)
+        assert process.stdout is not None
+        out = process.stdout.read()  # communicate() would not have what came together with the first line
+        _, _, err = ended(process)
     assert re.fullmatch("[0-9a-f]{64}", out.strip()), err
 
 
