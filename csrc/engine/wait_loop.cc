@@ -229,13 +229,12 @@ void WaitLoop::run_engine() {
         const bool polls_device = from_.gpu.is_busy();
         const ShortNaps exact(polls_device);
         const Watch watch(from_.network.reader.get());
-        const Woken woken = sleep_on(busy_bell, seen_busy,
-                                     polls_device                ? kDeviceNapNs
-                                     : !from_.groups.must_poll() ? kSleepNs
-                                     : from_.network.reader != nullptr
-                                         ? kUnrungNs
-                                         : std::clamp((now - moved_ns) / kPatienceShare, kPollNs, kUnrungNs));
-        if (woken == Woken::kRung) moved_ns = now_ns();
+        const int64_t patience_ns = std::clamp((now - moved_ns) / kPatienceShare, kPollNs, kUnrungNs);
+        const int64_t nap_ns = polls_device                      ? kDeviceNapNs
+                               : !from_.groups.must_poll()       ? kSleepNs
+                               : from_.network.reader != nullptr ? kUnrungNs
+                                                                 : patience_ns;
+        if (sleep_on(busy_bell, seen_busy, nap_ns) == Woken::kRung) moved_ns = now_ns();
         continue;
       }
     }
