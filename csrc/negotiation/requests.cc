@@ -35,11 +35,10 @@ bool Requests::complete_here(Ticket ticket, RankMask* participants) const {
 
 bool Requests::is_settled(Ticket ticket, RankMask* participants) const {
   if (!hosts_.several()) return complete(ticket, participants);
-  RankMask mask;
+  RankMask own(participants == nullptr ? control_.size() : 0);
+  RankMask& mask = participants == nullptr ? own : *participants;
   if (!complete(ticket, &mask)) return false;
-  if (!feasible(ticket, mask) && !is_refused(ticket) && !logged_of(ticket, mask).empty()) return false;
-  if (participants != nullptr) *participants = mask;
-  return true;
+  return feasible(ticket, mask) || is_refused(ticket) || logged_of(ticket, mask).empty();
 }
 
 std::vector<int> Requests::logged_of(Ticket ticket, const RankMask& participants) const {

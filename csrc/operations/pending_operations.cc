@@ -185,7 +185,7 @@ bool PendingOperations::is_settled(const Operation& operation, RankMask& partici
 }
 
 bool PendingOperations::try_finish_quick(Operation& operation) {
-  RankMask participants;
+  RankMask participants(from_.size());
   if (!is_settled(operation, participants)) return false;
   if (!negotiation_.requests().feasible(operation.ticket, participants)) {
     refuse(operation, participants);
@@ -199,7 +199,7 @@ bool PendingOperations::try_finish_quick(Operation& operation) {
 }
 
 void PendingOperations::settle(Operation& operation) {
-  RankMask participants;
+  RankMask participants(from_.size());
   if (operation.quick || operation.settled.load(std::memory_order_relaxed) || operation.ticket.tag == 0) return;
   if (operation.state.load(std::memory_order_relaxed) != State::kPending) return;
   if (!is_settled(operation, participants)) return;

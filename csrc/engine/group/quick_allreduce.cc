@@ -1,7 +1,6 @@
 #include "engine/group/quick_allreduce.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "base/errors.h"
@@ -40,82 +39,109 @@ bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Red
   if (!submitted->pending.unnamed().has_room(eager)) return false;
   const uint64_t number = submitted->calls.record(Kind::kAllreduce, nullptr);
   parts_.context.deadlock_timeout().record_call();
-  add(parts_.from.stats.operations, 1);
   const Ticket ticket = submitted->pending.unnamed().announce(signature, src.data, nbytes, eager);
-  submitted.unlock();
   parts_.negotiation.segment().ring_waiters();
+  add(parts_.from.stats.operations, 1);  // while the others answer: it takes 5 ns
 
-  RankMask participants;
+  // The lock is held while this thread looks for 2 us at most, since to take it again takes 13 ns.
+  Call call{src, dst, reduction, signature, ticket, number, RankMask(parts_.from.size())};
   bool complete = false;
   // The wait sends a leader's request: until then nothing that it looks for can come.
   const int turns = relay_.exists() ? 0 : parts_.ranks_outnumber_cores ? 1 : 64;
   for (int turn = 0; turn < turns && !complete; ++turn) {
     if (turn != 0) relax(false);
-    complete = parts_.negotiation.requests().is_settled(ticket, &participants);
+    complete = parts_.negotiation.requests().is_settled(ticket, &call.participants);
   }
-  // Made where it is needed: it has six vectors and a string, and most calls of a few bytes need none of them.
-  std::optional<Operation> made;
-  const auto operation_of = [&]() -> Operation& {
-    if (made) return *made;
-    Operation& operation = made.emplace();
-    operation.kind = Kind::kAllreduce;
-    operation.ticket = ticket;
-    operation.quick = true;
-    operation.number = number;
-    operation.signature = signature;
-    return operation;
-  };
+  if (complete && !is_recorded) {
+    std::string mismatch;
+    const bool agreed = compute(call, mismatch);
+    submitted->pending.unnamed().consume(ticket);
+    submitted.unlock();
+    relay_.tell_rest();
+    if (!agreed) refuse(call, mismatch);
+  } else {
+    submitted.unlock();
+    finish_as_operation(call, complete, called, interrupt);
+  }
+  add(parts_.from.stats.one_shot, 1);
+  count_moved(parts_.from.stats, Kind::kAllreduce, nbytes, parts_.from.size());
+  return true;
+}
+
+void QuickAllreduce::describe(const Call& call, Operation& operation) {
+  operation.kind = Kind::kAllreduce;
+  operation.ticket = call.ticket;
+  operation.quick = true;
+  operation.number = call.number;
+  operation.signature = call.signature;
+}
+
+void QuickAllreduce::finish_as_operation(Call& call, bool is_complete, int64_t called, Interrupt interrupt) {
+  const bool is_recorded = called != 0;
+  Operation operation;
+  describe(call, operation);
   if (is_recorded) {
-    Operation& operation = operation_of();
     record_call(parts_.from, operation);
     operation.recorded.in_cycles = parts_.from.recorder.counts_cycles();
   }
-  if (complete) {
-    relay_.tell_rest();
-  } else {
-    Operation& operation = operation_of();
+  if (!is_complete) {
     operation.submitted_ns = now_ns();
     if (operation.recorded.in_cycles) {  // the wait may be long, and a count is good for a short time
       called = parts_.from.recorder.ns_of(called);
       operation.recorded.in_cycles = false;
     }
-    try {
-      const RecordedWait recorded(parts_.from, operation);
-      waiter_.wait_until_finished(operation, -1, interrupt);
-    } catch (...) {
-      const int64_t submitted_ns = std::exchange(operation.submitted_ns, called);
-      record_end(parts_.from, operation, true);
-      // The request stands, so somebody must consume it when it is complete; its result has nowhere to go.
-      auto orphan = std::make_shared<Operation>();
-      orphan->kind = Kind::kAllreduce;
-      orphan->ticket = ticket;
-      orphan->number = operation.number;
-      orphan->submitted_ns = submitted_ns;
-      orphan->quick = orphan->discard = true;
-      parts_.submitted.lock()->pending.unnamed().add(orphan);
-      relay_.hand_over();
-      throw;
-    }
-    relay_.tell_rest();  // the last rank's request may have come to this one first
-    parts_.negotiation.requests().is_settled(ticket, &participants);
+    await(operation, called, interrupt);
+    parts_.negotiation.requests().is_settled(call.ticket, &call.participants);
   }
+  relay_.tell_rest();  // the last rank's request may have come to this one first
   if (is_recorded) {
-    Operation& operation = operation_of();
     operation.submitted_ns = called;
+    const bool is_eager = call.signature.nbytes > kInlineNbytes;
     const bool in_cycles = operation.recorded.in_cycles;
-    record_start(operation, !eager ? RecordedCall::kAtItsEnd : in_cycles ? parts_.from.recorder.moment() : now_ns());
+    record_start(operation, !is_eager ? RecordedCall::kAtItsEnd : in_cycles ? parts_.from.recorder.moment() : now_ns());
   }
-  const bool agreed = parts_.negotiation.requests().feasible(ticket, participants);
-  if (agreed) {
-    reduce_requests(parts_.from, ticket, participants, reduction, src.data, dst.data, src.count);
+  std::string mismatch;
+  const bool agreed = compute(call, mismatch);
+  record_end(parts_.from, operation, !agreed);
+  parts_.submitted.lock()->pending.unnamed().consume(call.ticket);
+  if (!agreed) refuse(call, mismatch);
+}
+
+void QuickAllreduce::await(Operation& operation, int64_t called, Interrupt interrupt) {
+  try {
+    const RecordedWait recorded(parts_.from, operation);
+    waiter_.wait_until_finished(operation, -1, interrupt);
+  } catch (...) {
+    const int64_t submitted_ns = std::exchange(operation.submitted_ns, called);
+    record_end(parts_.from, operation, true);
+    // The request stands, so somebody must consume it when it is complete; its result has nowhere to go.
+    auto orphan = std::make_shared<Operation>();
+    orphan->kind = Kind::kAllreduce;
+    orphan->ticket = operation.ticket;
+    orphan->number = operation.number;
+    orphan->submitted_ns = submitted_ns;
+    orphan->quick = orphan->discard = true;
+    parts_.submitted.lock()->pending.unnamed().add(orphan);
+    relay_.hand_over();
+    throw;
   }
-  if (made) record_end(parts_.from, *made, !agreed);
-  const std::string text = agreed ? "" : parts_.negotiation.requests().mismatch(ticket, participants);
-  parts_.submitted.lock()->pending.unnamed().consume(ticket);
-  if (!agreed) throw MismatchError(text + " " + parts_.from.where(operation_of()));
-  add(parts_.from.stats.one_shot, 1);
-  count_moved(parts_.from.stats, Kind::kAllreduce, nbytes, parts_.from.size());
+}
+
+bool QuickAllreduce::compute(const Call& call, std::string& mismatch) const {
+  const Requests& requests = parts_.negotiation.requests();
+  if (!requests.feasible(call.ticket, call.participants)) {
+    mismatch = requests.mismatch(call.ticket, call.participants);
+    return false;
+  }
+  reduce_requests(parts_.from, call.ticket, call.participants, call.reduction, call.src.data, call.dst.data,
+                  call.src.count);
   return true;
+}
+
+void QuickAllreduce::refuse(const Call& call, const std::string& mismatch) const {
+  Operation operation;
+  describe(call, operation);
+  throw MismatchError(mismatch + " " + parts_.from.where(operation));
 }
 
 }  // namespace rr

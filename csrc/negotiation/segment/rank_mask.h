@@ -1,6 +1,7 @@
 // A set of ranks, as plain memory.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -10,7 +11,11 @@ namespace rr {
 inline constexpr int kMaxRanks = 4096;
 
 struct RankMask {
-  uint64_t words[kMaxRanks / 64] = {};
+  uint64_t words[kMaxRanks / 64];
+  RankMask() : words{} {}
+  // Of a group of so many ranks: to clear all 512 bytes takes 10 of the 150 ns of a call of a few bytes. The words of
+  // further ranks have no value, so this one is neither compared nor copied.
+  explicit RankMask(int size) { std::fill_n(words, nbytes_of(size) / sizeof(uint64_t), 0); }
   // Of the words that a group of so many ranks uses.
   static size_t nbytes_of(int size) { return (static_cast<size_t>(size) + 63) / 64 * sizeof(uint64_t); }
   bool test(int rank) const { return (words[rank / 64] >> (rank % 64) & 1) != 0; }
