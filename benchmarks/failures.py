@@ -26,10 +26,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from across import tcp_ranks
-
 from ringreduce.bench.percentile import p99
 from ringreduce.lab.lab import Lab
+from ringreduce.lab.ranks import pid_of, tcp_ranks
 
 PROMISED_S = {"kill": 0.5, "vanished": 4.0, "one way": 4.0}
 DEADLINE_S = 30.0
@@ -57,7 +56,9 @@ class Job:
         self.lab = lab
         self.each = each
         self.size = len(lab.hosts) * each
-        self.ranks = tcp_ranks.start(lab, each, WORK, [], stack)
+        program = lab.folder / "failures.py"
+        program.write_text(WORK)
+        self.ranks = stack.enter_context(tcp_ranks(lab, [sys.executable, program], each=each))
         for process in self.ranks:
             assert process.stdout is not None
             while (line := process.stdout.readline()) != "ready\n":
@@ -68,8 +69,7 @@ class Job:
         return self.lab.hosts[rank // self.each]
 
     def pid(self, rank: int) -> int:
-        (pid,) = (pid for pid, line in self.lab.processes(self.host(rank)).items() if line.endswith(f"rank-{rank}"))
-        return pid
+        return pid_of(self.lab, self.host(rank), rank)
 
     def slowest_s(self, failed_s: float, without: set[int]) -> float | None:
         """From the failure to the last rank's exception; None: some rank has raised nothing."""

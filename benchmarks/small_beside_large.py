@@ -14,13 +14,11 @@ import argparse
 import json
 import statistics
 import sys
-from contextlib import ExitStack
 from pathlib import Path
-
-from across import tcp_ranks
 
 from ringreduce.bench.percentile import p99
 from ringreduce.lab.lab import Lab
+from ringreduce.lab.ranks import tcp_ranks
 
 PROMISED_MS = 3.0
 DEADLINE_S = 600.0
@@ -66,8 +64,9 @@ rr.shutdown()
 def measure(lab: Lab, options: argparse.Namespace) -> dict[str, list[float]]:
     """Seconds of rank 0's small all-reduces, by whether a large one was under way."""
     words = [str(number) for number in (options.small, options.large, options.rounds, ALONE)]
-    with ExitStack() as stack:
-        ranks = tcp_ranks.start(lab, options.each, WORK, words, stack)
+    program = lab.folder / "small_beside_large.py"
+    program.write_text(WORK)
+    with tcp_ranks(lab, [sys.executable, program, *words], each=options.each) as ranks:
         outputs = [process.communicate(timeout=DEADLINE_S)[0] for process in ranks]
     if any(process.returncode != 0 for process in ranks):
         sys.exit("\n".join(outputs))

@@ -12,6 +12,7 @@ from deadlines import HANG_S
 from ports import free_port
 
 from ringreduce.lab.lab import Lab
+from ringreduce.lab.ranks import tcp_ranks
 
 
 def secret_file(folder: Path, name: str = "secret", content: bytes = b"0123456789abcdef") -> Path:
@@ -61,38 +62,6 @@ def torchrun(
     return run_on_hosts(lab, commands, {"OMP_NUM_THREADS": "1", **env})
 
 
-@contextmanager
-def lab_job(
-    lab: Lab,
-    command: Sequence[str | Path],
-    hosts: str = "abcd",
-    per_host: int = 2,
-    env: Mapping[str, str] | None = None,
-) -> Iterator[list[subprocess.Popen[str]]]:
-    """A command on some ranks of each host, by rank; its last argument is "rank-R". The lab's folder has the secret."""
-    size = len(hosts) * per_host
-    with ExitStack() as stack:
-        ranks = []
-        for rank in range(size):
-            place = {
-                "RINGREDUCE_RANK": str(rank),
-                "RINGREDUCE_SIZE": str(size),
-                "RINGREDUCE_ADDRESS": f"{hosts[0]}:29400",
-                "RINGREDUCE_SECRET_FILE": str(lab.folder / "secret"),
-                "OMP_NUM_THREADS": "1",
-                **(env or {}),
-            }
-            ranks.append(stack.enter_context(lab.start(hosts[rank // per_host], [*command, f"rank-{rank}"], env=place)))
-            stack.callback(ranks[-1].kill)
-        yield ranks
-
-
-def pid_of(lab: Lab, host: str, rank: int) -> int:
-    """Of a rank of a lab_job() that runs on this host."""
-    (pid,) = (pid for pid, line in lab.processes(host).items() if line.endswith(f"rank-{rank}"))
-    return pid
-
-
 TRAIN = """
 import sys, time
 import numpy as np
@@ -130,7 +99,7 @@ def train_job(
     """A program on some ranks of each host, by rank, at work."""
     program = lab.folder / "train.py"
     program.write_text(text)
-    with lab_job(lab, [sys.executable, program, str(steps)], hosts, per_host, env) as ranks:
+    with tcp_ranks(lab, [sys.executable, program, str(steps)], hosts, per_host, env) as ranks:
         yield ranks
 
 

@@ -15,10 +15,11 @@ from contextlib import suppress
 
 import pytest
 from deadlines import HANG_S, SOON_S
-from tcp_jobs import first_lines, lab_job, secret_file, train_job
+from tcp_jobs import first_lines, secret_file, train_job
 
 from ringreduce.lab.cables import Cables, Direction
 from ringreduce.lab.lab import Lab
+from ringreduce.lab.ranks import tcp_ranks
 from ringreduce.lab.requirements import missing
 
 pytestmark = [
@@ -157,7 +158,9 @@ def test_encrypted_sums_over_bad_links_for_long() -> None:
         secret_file(lab.folder)
         program = lab.folder / "soak.py"
         program.write_text(SOAK)
-        with lab_job(lab, [sys.executable, program, str(seconds)], "abc", 1, env={"RINGREDUCE_ENCRYPT": "on"}) as ranks:
+        with tcp_ranks(
+            lab, [sys.executable, program, str(seconds)], "abc", 1, env={"RINGREDUCE_ENCRYPT": "on"}
+        ) as ranks:
             end_s = time.monotonic() + seconds
             while time.monotonic() < end_s:
                 host = chance.choice(lab.hosts)

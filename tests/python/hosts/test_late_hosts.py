@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 from deadlines import HANG_S
-from tcp_jobs import lab_job, pid_of, secret_file
+from tcp_jobs import secret_file
 
 from ringreduce.lab.lab import Lab
+from ringreduce.lab.ranks import pid_of, tcp_ranks
 from ringreduce.lab.requirements import missing
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -80,7 +81,7 @@ def late_job(lab: Lab, late: int) -> Iterator[list[subprocess.Popen[str]]]:
     """Two ranks on each of three hosts. One is late until there is a file; the others have submitted by then."""
     end_file(lab).unlink(missing_ok=True)
     program = [sys.executable, lab.folder / "late.py", str(late), end_file(lab)]
-    with lab_job(lab, program, "abc", 2, {"RINGREDUCE_STALL_WARNING": "1.5"}) as ranks:
+    with tcp_ranks(lab, program, "abc", 2, {"RINGREDUCE_STALL_WARNING": "1.5"}) as ranks:
         # Who is stopped before it has submitted the operation would itself be the one that is waited for.
         assert [line_of(process) for process in ranks] == [
             "late" if rank == late else "submitted" for rank in range(len(ranks))
@@ -170,7 +171,7 @@ def test_a_rank_that_is_late_again_and_again(
     lab: Lab, each: int, late: int, told: str, answer: str, latest: list[int]
 ) -> None:
     end_file(lab).unlink(missing_ok=True)
-    with lab_job(lab, [sys.executable, lab.folder / "again.py", str(late), end_file(lab)], "abc", each) as ranks:
+    with tcp_ranks(lab, [sys.executable, lab.folder / "again.py", str(late), end_file(lab)], "abc", each) as ranks:
         warning = line_of(ranks[0])
         outputs = end_of(lab, ranks)
     asked = "" if late == 1 else r"\. Asked where it stands: "

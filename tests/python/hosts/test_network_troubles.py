@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 from deadlines import HANG_S, SOON_S
-from tcp_jobs import lab_job, secret_file
+from tcp_jobs import secret_file
 
 from ringreduce.lab import network
 from ringreduce.lab.lab import Done, Lab, wait_until
+from ringreduce.lab.ranks import tcp_ranks
 from ringreduce.lab.requirements import missing
 from ringreduce.launch.python import run_module
 
@@ -68,7 +69,7 @@ def three_hosts() -> Iterator[Lab]:
 
 def results(lab: Lab, hosts: str = "abc", per_host: int = 1, env: Mapping[str, str] | None = None) -> list[str]:
     """What each rank says of a sum."""
-    with lab_job(lab, [sys.executable, lab.folder / "sum.py"], hosts, per_host, env) as ranks:
+    with tcp_ranks(lab, [sys.executable, lab.folder / "sum.py"], hosts, per_host, env) as ranks:
         return [process.communicate(timeout=HANG_S)[0] for process in ranks]
 
 
@@ -130,7 +131,7 @@ def test_a_name_that_is_known_late(lab: Lab) -> None:
     program = lab.folder / "late.py"
     program.write_text(LATE)
     address = {"RINGREDUCE_ADDRESS": "later.example:29400", "RINGREDUCE_INIT_TIMEOUT": str(SOON_S)}
-    with lab_job(lab, [sys.executable, program, waits], "ab", 1, address) as ranks:
+    with tcp_ranks(lab, [sys.executable, program, waits], "ab", 1, address) as ranks:
         wait_until(lambda: (waits / "0").exists() and (waits / "1").exists(), "both have asked for the name", HANG_S)
         for host in "ab":
             lab.run(host, ["sh", "-c", "echo 10.77.0.1 later.example >> /etc/hosts"])
@@ -170,7 +171,7 @@ def test_few_descriptors(lab: Lab, limit: int) -> None:
     not heard why another one has left knows that it has."""
     program = ["prlimit", f"--nofile={limit}", sys.executable, lab.folder / "sum.py"]
     # It takes 10 s until a rank gives up; one that waits may warn before, and so may one whose dial nobody answers.
-    with lab_job(lab, program, "abc", 1, {"RINGREDUCE_STALL_WARNING": "0"}) as ranks:
+    with tcp_ranks(lab, program, "abc", 1, {"RINGREDUCE_STALL_WARNING": "0"}) as ranks:
         texts = [process.communicate(timeout=HANG_S)[0] for process in ranks]
     if limit == 17:
         assert texts == [RIGHT] * 3

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from deadlines import HANG_S
-from tcp_jobs import lab_job, secret_file
+from tcp_jobs import secret_file
 
 from ringreduce.lab.lab import Lab
+from ringreduce.lab.ranks import tcp_ranks
 from ringreduce.lab.requirements import missing
 from ringreduce.timeline.analysis.conclusions import conclusions
 from ringreduce.timeline.analysis.found import analyse
@@ -53,7 +54,7 @@ def test_the_slow_link_is_named_and_no_rank(lab: Lab) -> None:
     end = Path(lab.folder, "end")
     command = [sys.executable, lab.folder / "steps.py", end, str(HANG_S / 2)]
     records = Path(lab.folder, "records")
-    with lab_job(lab, command, "abcd", 1, {"RINGREDUCE_TIMELINE": str(records)}) as ranks:
+    with tcp_ranks(lab, command, "abcd", 1, {"RINGREDUCE_TIMELINE": str(records)}) as ranks:
         assert ranks[0].stdout is not None
         warning = ""
         for warning in ranks[0].stdout:

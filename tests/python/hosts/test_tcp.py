@@ -20,13 +20,14 @@ from deadlines import HANG_S, SOON_S
 from listens import listening_ports
 from ports import free_port
 from ranks import Ranks, clean_environment, receive_from_test, run_ranks, send_to_test, start_ranks
-from tcp_jobs import first_lines, pid_of, secret_file, tcp_environment, train_job
+from tcp_jobs import first_lines, secret_file, tcp_environment, train_job
 
 import ringreduce
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.tcp.rendezvous import TcpMeeting, meet, parse_address, read_secret
 from ringreduce.lab.lab import Lab
+from ringreduce.lab.ranks import pid_of
 from ringreduce.lab.requirements import missing
 
 needs_lab = pytest.mark.skipif(missing() is not None, reason=str(missing()))

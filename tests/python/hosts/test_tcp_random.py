@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 from deadlines import HANG_S, SOON_S
-from tcp_jobs import lab_job, pid_of, secret_file
+from tcp_jobs import secret_file
 
 from ringreduce.lab.lab import Lab
+from ringreduce.lab.ranks import pid_of, tcp_ranks
 from ringreduce.lab.requirements import missing
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -37,7 +38,7 @@ def four_hosts() -> Iterator[Lab]:
 
 def random_job(lab: Lab, seed: int, rounds: int) -> AbstractContextManager[list[subprocess.Popen[str]]]:
     """The program's ranks, by rank."""
-    return lab_job(lab, [sys.executable, PROGRAM, str(seed), str(rounds)], per_host=PER_HOST)
+    return tcp_ranks(lab, [sys.executable, PROGRAM, str(seed), str(rounds)], each=PER_HOST)
 
 
 def one_program(lab: Lab, seed: int) -> None:

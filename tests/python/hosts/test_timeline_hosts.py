@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from deadlines import HANG_S
-from tcp_jobs import lab_job, secret_file
+from tcp_jobs import secret_file
 
 from ringreduce.lab.lab import Lab
+from ringreduce.lab.ranks import tcp_ranks
 from ringreduce.lab.requirements import missing
 from ringreduce.timeline import record_file
 from ringreduce.timeline.job import Job
@@ -51,7 +52,7 @@ def test_hosts_of_different_clocks_tell_one_time() -> None:
         shifted.write_text(SHIFTED)
         shifted.chmod(0o755)
         program = [shifted, sys.executable, lab.folder / "sums.py"]
-        with lab_job(lab, program, "abc", 2, {"RINGREDUCE_TIMELINE": str(records)}) as ranks:
+        with tcp_ranks(lab, program, "abc", 2, {"RINGREDUCE_TIMELINE": str(records)}) as ranks:
             outputs = [process.communicate(timeout=HANG_S)[0] for process in ranks]
             assert [process.returncode for process in ranks] == [0] * 6, outputs
         check(records)

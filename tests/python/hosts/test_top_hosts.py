@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 from deadlines import HANG_S, SOON_S
-from tcp_jobs import lab_job, secret_file
+from tcp_jobs import secret_file
 
 from ringreduce.lab.lab import Lab
+from ringreduce.lab.ranks import tcp_ranks
 from ringreduce.lab.requirements import missing
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -50,7 +51,7 @@ def job(lab: Lab) -> Iterator[list[subprocess.Popen[str]]]:
     """Two ranks on each host; rank 1 keeps the others waiting until the block ends."""
     end = Path(lab.folder, "end")
     end.unlink(missing_ok=True)
-    with lab_job(lab, [sys.executable, lab.folder / "waits.py", end], "ab", 2) as ranks:
+    with tcp_ranks(lab, [sys.executable, lab.folder / "waits.py", end], "ab", 2) as ranks:
         assert ranks[1].stdout is not None
         assert ranks[1].stdout.readline() == "late\n"
         yield ranks

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 from deadlines import HANG_S
-from tcp_jobs import lab_job, secret_file, torchrun
+from tcp_jobs import secret_file, torchrun
 
 from ringreduce.lab.lab import Lab
 from ringreduce.lab.mpi import find
+from ringreduce.lab.ranks import tcp_ranks
 from ringreduce.lab.requirements import missing
 from ringreduce.launch.python import run_module
 
@@ -38,7 +39,7 @@ def call(lab: Lab, hosts: str, per_host: int, module: str, function: str, *argum
     """A function of a test's module on each rank, which is told its place by RINGREDUCE_RANK and RINGREDUCE_SIZE."""
     path = lab.folder / "call.py"
     path.write_text(CALL)
-    with lab_job(lab, [sys.executable, path, module, function, *arguments], hosts, per_host) as ranks:
+    with tcp_ranks(lab, [sys.executable, path, module, function, *arguments], hosts, per_host) as ranks:
         outputs = [rank.communicate(timeout=HANG_S)[0] for rank in ranks]
         assert [rank.returncode for rank in ranks] == [0] * len(ranks), "\n".join(outputs)
 
