@@ -84,7 +84,7 @@ struct ReduceJob {
   bool is_to_float = false;
   size_t element_count = 0;  // sum over pieces
 };
-size_t rounds_of(const ReduceJob& job, const Stage& stage, int members);
+size_t rounds_of(const ReduceJob& job, const Stage& stage);
 std::unique_ptr<Algorithm> two_shot(Team team, ReduceJob job);
 
 // Data movement: every member stages chunks of `blocks` blocks in each of its slots, and others take them.

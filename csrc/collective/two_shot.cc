@@ -5,6 +5,8 @@
 // Cost per rank for S bytes on N ranks: staged S(N-1)/N in and S(N-1)/N out, folded S; a chunk stays in the L2 cache
 // between its three stages, so memory traffic is close to one read and one write of the private buffer.
 
+#include <algorithm>
+#include <cstddef>
 #include <cstring>
 
 #include "collective/staged.h"
@@ -14,6 +16,13 @@ namespace {
 
 constexpr size_t kScratchNbytes = 8 << 10;
 
+// kReduceScatter: a slot has a block for each member that owns anything.
+size_t nbytes_of_block(const ReduceJob& job, const Stage& stage) {
+  const auto owners =
+      std::count_if(job.owned.begin(), job.owned.end(), [](const Range& range) { return !range.empty(); });
+  return stage.slot_nbytes / static_cast<size_t>(std::max<ptrdiff_t>(owners, 1)) / kCacheLine * kCacheLine;
+}
+
 class TwoShot final : public Staged {
  public:
   TwoShot(Team team, ReduceJob job, size_t rounds)
@@ -22,6 +31,10 @@ class TwoShot final : public Staged {
         item_(itemsize(job_.reduction.dtype)),
         result_item_(job_.is_to_float ? sizeof(float) : item_) {
     srcs_.resize(static_cast<size_t>(team_.size()));
+    if (job_.shape != ReduceShape::kReduceScatter) return;
+    block_nbytes_ = nbytes_of_block(job_, team_.stage);
+    size_t block = 0;
+    for (const Range& range : job_.owned) blocks_.push_back(range.empty() ? 0 : block++);
   }
 
  private:
@@ -36,11 +49,9 @@ class TwoShot final : public Staged {
 
   // What member i owns of a round, and where in a slot it lies.
   Part part(size_t round, int i) const {
-    const size_t n = static_cast<size_t>(team_.size());
     if (job_.shape == ReduceShape::kReduceScatter) {
-      const size_t block_nbytes = team_.stage.slot_nbytes / n / kCacheLine * kCacheLine;
-      return {chunk(job_.owned[static_cast<size_t>(i)], block_nbytes / item_, round),
-              static_cast<size_t>(i) * block_nbytes};
+      const Range& owned = job_.owned[static_cast<size_t>(i)];
+      return {chunk(owned, block_nbytes_ / item_, round), blocks_[static_cast<size_t>(i)] * block_nbytes_};
     }
     const Range whole = chunk({0, job_.element_count}, team_.stage.slot_nbytes / item_, round);
     const Range own = segment(whole.count(), team_.size(), i, kCacheLine / item_);
@@ -133,21 +144,22 @@ class TwoShot final : public Staged {
   size_t item_;
   size_t result_item_;
   std::vector<const void*> srcs_;
+  size_t block_nbytes_ = 0;     // kReduceScatter
+  std::vector<size_t> blocks_;  // by member: which block of a slot is its own
 };
 
 }  // namespace
 
-size_t rounds_of(const ReduceJob& job, const Stage& stage, int members) {
+size_t rounds_of(const ReduceJob& job, const Stage& stage) {
   const size_t item = itemsize(job.reduction.dtype);
   if (job.shape != ReduceShape::kReduceScatter) return divide_up(job.element_count, stage.slot_nbytes / item);
-  const size_t block_nbytes = stage.slot_nbytes / static_cast<size_t>(members) / kCacheLine * kCacheLine;
   size_t largest = 0;
   for (const Range& range : job.owned) largest = std::max(largest, range.count());
-  return divide_up(largest, block_nbytes / item);
+  return divide_up(largest, nbytes_of_block(job, stage) / item);
 }
 
 std::unique_ptr<Algorithm> two_shot(Team team, ReduceJob job) {
-  const size_t rounds = rounds_of(job, team.stage, team.size());
+  const size_t rounds = rounds_of(job, team.stage);
   return std::make_unique<TwoShot>(std::move(team), std::move(job), rounds);
 }
 

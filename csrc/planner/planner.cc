@@ -44,7 +44,10 @@ std::unique_ptr<Algorithm> Planner::plan(uint64_t position, const std::vector<Op
     on_device_.prepare_staged(entry, team);
   }
   const bool is_linked = algo == Algo::kRing || algo == Algo::kRecursiveDoubling;
-  if (algo == Algo::kHierarchical || (is_linked && from_.hosts.several() && !are_foldable(members))) {
+  // The algorithms that a user may force between hosts know no codec, and fold where the elements are.
+  const bool has_codec = first.signature.codec != Codec::kNone;
+  const bool is_beyond = is_linked && from_.hosts.several() && (has_codec || !are_foldable(members));
+  if (algo == Algo::kHierarchical || is_beyond) {
     add(from_.stats.hierarchical, 1);
     return across_hosts(from_, members, team, from_.hosts.narrowed(team.members), rounds);
   }
@@ -54,7 +57,7 @@ std::unique_ptr<Algorithm> Planner::plan(uint64_t position, const std::vector<Op
     case Kind::kReduce:
     case Kind::kReduceScatter: {
       ReduceJob job = reduce_job(first, from_.size());
-      rounds = rounds_of(job, team.stage, team.size());
+      rounds = rounds_of(job, team.stage);
       return two_shot(std::move(team), std::move(job));
     }
     case Kind::kBroadcast:
@@ -86,7 +89,7 @@ std::unique_ptr<Algorithm> Planner::allreduce(uint64_t position, const std::vect
   if (algo == Algo::kDirect) return direct_allreduce(position, members, std::move(team));
   std::vector<ReduceJob> jobs = allreduce_jobs(members, from_.size());
   if (algo != Algo::kRing && algo != Algo::kRecursiveDoubling) {
-    for (const ReduceJob& job : jobs) rounds += rounds_of(job, team.stage, team.size());
+    for (const ReduceJob& job : jobs) rounds += rounds_of(job, team.stage);
     return two_shots(std::move(team), std::move(jobs), from_.stats);
   }
   const uint64_t first_round = team.first_round;
@@ -94,7 +97,7 @@ std::unique_ptr<Algorithm> Planner::allreduce(uint64_t position, const std::vect
   for (ReduceJob& job : jobs) {
     team.first_round = first_round + rounds;
     if (!foldable_in_place(job.reduction)) {
-      rounds += rounds_of(job, team.stage, team.size());
+      rounds += rounds_of(job, team.stage);
       parts.push_back(two_shots(team, {std::move(job)}, from_.stats));
       continue;
     }

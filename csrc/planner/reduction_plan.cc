@@ -54,7 +54,7 @@ std::unique_ptr<Algorithm> two_shots(Team team, std::vector<ReduceJob> jobs, Sta
   std::vector<std::unique_ptr<Algorithm>> parts;
   for (ReduceJob& job : jobs) {
     add(stats.two_shot, 1);
-    const size_t rounds = rounds_of(job, team.stage, team.size());
+    const size_t rounds = rounds_of(job, team.stage);
     parts.push_back(two_shot(team, std::move(job)));
     team.first_round += rounds;
   }

@@ -96,7 +96,7 @@ std::unique_ptr<Algorithm> WithinHost::reduce_scatter(std::vector<Piece> pieces,
   job.owned = std::move(owned);
   Team team = team_;
   team.first_round += rounds_;
-  rounds_ += rounds_of(job, team.stage, team.size());
+  rounds_ += rounds_of(job, team.stage);
   return two_shot(std::move(team), std::move(job));
 }
 

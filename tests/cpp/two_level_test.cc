@@ -515,5 +515,21 @@ TEST_CASE("reducescatter on several hosts: factors and averages, in every layout
   }
 }
 
+TEST_CASE("reducescatter within a host: a slot has blocks only for members that own anything") {
+  constexpr size_t kCount = size_t{1} << 20;
+  Stage stage;
+  stage.slot_nbytes = size_t{64} << 10;
+  ReduceJob job;
+  job.shape = ReduceShape::kReduceScatter;
+  job.reduction.dtype = DType::kFloat32;
+  job.element_count = kCount;
+  for (const int owners : {1, 2, 8}) {
+    CAPTURE(owners);
+    job.owned.assign(8, {kCount, kCount});
+    for (int i = 0; i < owners; ++i) job.owned[static_cast<size_t>(i)] = segment(kCount, owners, i);
+    CHECK(rounds_of(job, stage) == kCount * sizeof(float) / stage.slot_nbytes);
+  }
+}
+
 }  // namespace
 }  // namespace rr::test

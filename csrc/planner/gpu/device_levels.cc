@@ -102,7 +102,7 @@ class Builder {
     job.owned = owned_[k];
     IpcJob meeting;
     meeting.reductions = {job};
-    meeting.rounds_otherwise = rounds_of(job, here_.stage, here_.size());
+    meeting.rounds_otherwise = rounds_of(job, here_.stage);
     show_input(meeting, job.pieces[0].src, piece.count() * item_);
     show_output(meeting, slice.dst, slice.count);
     std::vector<std::unique_ptr<Algorithm>> parts;

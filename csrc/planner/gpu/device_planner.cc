@@ -97,7 +97,7 @@ std::unique_ptr<Algorithm> DevicePlanner::ipc_plan(const std::vector<OperationPt
   size_t otherwise = 0;
   if (first.kind == Kind::kAllreduce) {
     job.reductions = allreduce_jobs(members, from_.size());
-    for (const ReduceJob& reduction : job.reductions) otherwise += rounds_of(reduction, team.stage, team.size());
+    for (const ReduceJob& reduction : job.reductions) otherwise += rounds_of(reduction, team.stage);
     // In the order of the pieces: by dtype, and then as they come.
     for (const ReduceJob& reduction : job.reductions) {
       for (const OperationPtr& member : members) {
@@ -114,7 +114,7 @@ std::unique_ptr<Algorithm> DevicePlanner::ipc_plan(const std::vector<OperationPt
     };
   } else if (first.kind == Kind::kReduce || first.kind == Kind::kReduceScatter) {
     job.reductions = {reduce_job(first, from_.size())};
-    otherwise = rounds_of(job.reductions[0], team.stage, team.size());
+    otherwise = rounds_of(job.reductions[0], team.stage);
     show(first.operands[0], first.srcs[0].data);
     show(first.operands[1], first.dsts[0].data);
     job.otherwise = [this, reductions = job.reductions](Team others) {
