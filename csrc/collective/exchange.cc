@@ -48,8 +48,13 @@ class Exchange final : public Staged {
       const bool is_own = in.member == team_.me;
       const std::byte* src = is_own ? job_.outgoing[static_cast<size_t>(in.block)].src + bytes.begin
                                     : slot(in.member, round) + static_cast<size_t>(in.block) * block_nbytes_;
-      if (in.dst + bytes.begin != src)
-        copy_out(in.dst + bytes.begin, src, bytes.count(), is_own ? kOwn : kTensor, streams_);
+      std::byte* const dst = in.dst + bytes.begin;
+      if (dst == src) continue;
+      if (is_own) {
+        copy_own(dst, src, bytes.count(), kOwn, streams_);
+      } else {
+        copy_out(dst, src, bytes.count(), kTensor, streams_);
+      }
     }
   }
 

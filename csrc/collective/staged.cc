@@ -11,6 +11,10 @@ namespace {
 constexpr size_t kFewCopies = 2;
 constexpr size_t kLongCopy = 64 << 10;  // bytes, 1.3 us at 50 GB/s: about as long as it takes to issue a copy
 
+void copy(std::byte* dst, const std::byte* src, size_t nbytes, bool streams) {
+  streams ? stream(dst, src, nbytes) : void(std::memcpy(dst, src, nbytes));
+}
+
 }  // namespace
 
 // Small rounds wander through the slots. Always in the same place they would write over lines that are still in the
@@ -42,6 +46,8 @@ bool Staged::slot_is_free(size_t round) const {
   }
   return true;
 }
+
+void Staged::begin(size_t round) { compares_ = !on_device() && team_.writer->compares(team_.first_round + round); }
 
 void Staged::record_put() {
   Progress& mine = team_.stage.progress[team_.rank()];
@@ -94,16 +100,20 @@ Step Staged::step() {
   } else if (land(takes_)) {
     record_take();
   } else if (folds_ && fold_ < put_ && peers_reached(&Progress::put, fold_)) {
+    begin(fold_);
     fold(fold_);
     team_.stage.progress[team_.rank()].fold.store(team_.first_round + ++fold_, std::memory_order_release);
   } else if (taking_ < (folds_ ? fold_ : put_) && peers_reached(folds_ ? &Progress::fold : &Progress::put, taking_)) {
+    begin(taking_);
     take(taking_++);
     if (on_device()) {
       issue(WorkStream::kToDevice, takes_);
       return Step::kProgress;
     }
+    if (compares_) team_.writer->judge();
     record_take();
   } else if (putting_ < rounds_ && slot_is_free(putting_) && may_put(putting_)) {
+    begin(putting_);
     put(putting_++);
     if (on_device()) {
       issue(WorkStream::kToHost, puts_);
@@ -127,14 +137,26 @@ bool Staged::needs(int rank) const {
 }
 
 void Staged::copy_in(std::byte* slot, const std::byte* src, size_t nbytes, size_t tensor) {
-  on_device() ? add_part(slot, src, nbytes, tensor) : team_.writer->write(slot, src, nbytes);
+  if (on_device()) {
+    add_part(slot, src, nbytes, tensor);
+  } else {
+    in_slot(slot, nbytes,
+            [&](size_t begin, size_t n, bool streams) { rr::write(slot + begin, src + begin, n, streams); });
+  }
   team_.bytes_copied->fetch_add(nbytes, std::memory_order_relaxed);
 }
 
 void Staged::copy_out(std::byte* dst, const std::byte* slot, size_t nbytes, size_t tensor, bool streams) {
-  on_device() ? add_part(dst, slot, nbytes, tensor)
-  : streams   ? stream(dst, slot, nbytes)
-              : void(std::memcpy(dst, slot, nbytes));
+  if (on_device()) {
+    add_part(dst, slot, nbytes, tensor);
+  } else {
+    in_slot(slot, nbytes, [&](size_t begin, size_t n, bool) { copy(dst + begin, slot + begin, n, streams); });
+  }
+  team_.bytes_copied->fetch_add(nbytes, std::memory_order_relaxed);
+}
+
+void Staged::copy_own(std::byte* dst, const std::byte* src, size_t nbytes, size_t tensor, bool streams) {
+  on_device() ? add_part(dst, src, nbytes, tensor) : copy(dst, src, nbytes, streams);
   team_.bytes_copied->fetch_add(nbytes, std::memory_order_relaxed);
 }
 

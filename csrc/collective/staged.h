@@ -7,8 +7,11 @@
 // share it.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <vector>
 
+#include "base/clock.h"
 #include "collective/algorithm.h"
 
 namespace rr {
@@ -39,6 +42,12 @@ class Staged : public Algorithm {
   // tensors it is.
   void copy_in(std::byte* slot, const std::byte* src, size_t nbytes, size_t tensor);
   void copy_out(std::byte* dst, const std::byte* slot, size_t nbytes, size_t tensor, bool streams = false);
+  // The same of this rank's own block, which no slot has.
+  void copy_own(std::byte* dst, const std::byte* src, size_t nbytes, size_t tensor, bool streams);
+  // work(begin, nbytes, streams) of memory in a slot: of all of it, in the way in which this rank writes now; or, in a
+  // round that compares, page by page and timed. streams: whether it is, or is to be, written past the caches.
+  template <class Work>
+  void in_slot(const std::byte* at, size_t nbytes, Work work);
   bool on_device() const { return team_.device != nullptr; }
   size_t folded() const { return fold_; }
 
@@ -46,6 +55,10 @@ class Staged : public Algorithm {
   size_t rounds_;
 
  private:
+  // A page of a slot, on all ranks the same.
+  static constexpr size_t kPageNbytes = 4096;
+
+  void begin(size_t round);
   bool peers_reached(std::atomic<uint64_t> Progress::*counter, size_t round) const;
   bool slot_is_free(size_t round) const;
   void add_part(std::byte* dst, const std::byte* src, size_t nbytes, size_t tensor);
@@ -55,8 +68,9 @@ class Staged : public Algorithm {
   void record_take();
 
   bool folds_;
-  size_t part_;   // bytes of a slot that a round uses
-  size_t turns_;  // such parts in a slot, used in turn
+  bool compares_ = false;  // the round that is being put, folded or taken
+  size_t part_;            // bytes of a slot that a round uses
+  size_t turns_;           // such parts in a slot, used in turn
   // Rounds begun, and done; in host memory these are the same.
   size_t putting_ = 0;
   size_t put_ = 0;
@@ -68,6 +82,22 @@ class Staged : public Algorithm {
   std::vector<DevicePart> parts_;
   size_t last_tensor_ = 0;  // of parts_
 };
+
+template <class Work>
+void Staged::in_slot(const std::byte* at, size_t nbytes, Work work) {
+  if (!compares_) return work(size_t{0}, nbytes, team_.writer->streams());
+  const size_t in_slot = static_cast<size_t>(at - team_.stage.slots) % team_.stage.slot_stride;
+  for (size_t begin = 0; begin < nbytes;) {
+    const size_t page = (in_slot + begin) / kPageNbytes;
+    const size_t n = std::min(nbytes - begin, (page + 1) * kPageNbytes - (in_slot + begin));
+    const bool streams = page % 2 != 0;
+    const int64_t start = now_ns();
+    work(begin, n, streams);
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // till the stores are done, not only issued
+    team_.writer->note(streams, now_ns() - start, n);
+    begin += n;
+  }
+}
 
 // A rank without a part in a job accounts for its rounds.
 void skip_rounds(const Stage& stage, int rank, size_t first_round, size_t rounds);

@@ -73,23 +73,31 @@ class TwoShot final : public Staged {
   void fold(size_t round) override {
     const Part p = part(round, team_.me);
     if (on_device()) return fold_in_slot(round, p);
-    const bool publish = job_.shape != ReduceShape::kReduceScatter;
-    const bool keep = job_.shape != ReduceShape::kReduce || team_.me == job_.root;
     for_each_part(job_.pieces, p.range, [&](const Piece& piece, size_t offset, size_t n, size_t position) {
       const size_t at = p.slot_offset + (position - p.range.begin) * item_;
-      for (int i = 0; i < team_.size(); ++i) srcs_[static_cast<size_t>(i)] = slot(i, round) + at;
-      srcs_[static_cast<size_t>(team_.me)] = piece.src + offset * item_;
-      std::byte* const kept =
-          keep ? piece.dst + (publish ? offset : position - job_.owned[me()].begin) * result_item_ : nullptr;
-      std::byte* const published = publish ? slot(team_.me, round) + at : nullptr;
-      if (job_.is_to_float) {
-        team_.kernels->reduce_to_float(job_.reduction, srcs_.data(), srcs_.size(), kept, n);
-      } else if (publish && team_.writer->streams()) {
-        fold_and_stream(kept, published, n);
-      } else {
-        fold_into(kept, published, n);
-      }
+      in_slot(slot(team_.me, round) + at, n * item_, [&](size_t begin, size_t nbytes, bool streams) {
+        const size_t done = begin / item_;
+        fold_part(round, piece, offset + done, nbytes / item_, position + done, at + begin, streams);
+      });
     });
+  }
+
+  // at: where it lies in a slot.
+  void fold_part(size_t round, const Piece& piece, size_t offset, size_t n, size_t position, size_t at, bool streams) {
+    const bool publish = job_.shape != ReduceShape::kReduceScatter;
+    const bool keep = job_.shape != ReduceShape::kReduce || team_.me == job_.root;
+    for (int i = 0; i < team_.size(); ++i) srcs_[static_cast<size_t>(i)] = slot(i, round) + at;
+    srcs_[static_cast<size_t>(team_.me)] = piece.src + offset * item_;
+    std::byte* const kept =
+        keep ? piece.dst + (publish ? offset : position - job_.owned[me()].begin) * result_item_ : nullptr;
+    std::byte* const published = publish ? slot(team_.me, round) + at : nullptr;
+    if (job_.is_to_float) {
+      team_.kernels->reduce_to_float(job_.reduction, srcs_.data(), srcs_.size(), kept, n);
+    } else if (publish && streams) {
+      fold_and_stream(kept, published, n);
+    } else {
+      fold_into(kept, published, n);
+    }
   }
 
   void fold_in_slot(size_t round, const Part& p) {
@@ -116,7 +124,7 @@ class TwoShot final : public Staged {
       const size_t count = std::min(most, n - done);
       std::byte* const result = kept != nullptr ? kept + done * item_ : scratch;
       fold_into(result, nullptr, count);
-      team_.writer->write(published + done * item_, result, count * item_);
+      write(published + done * item_, result, count * item_, true);
       for (const void*& src : srcs_) src = static_cast<const std::byte*>(src) + count * item_;
     }
   }

@@ -65,7 +65,7 @@ class UnnamedWindow {
   std::array<OperationPtr, kUnnamedSlots> operations_;
   std::array<bool, kUnnamedSlots> consumed_{};
   uint64_t least_watermark_ = 0;  // a lower bound of all ranks' watermarks, as last seen
-  StageWriter eager_writer_;
+  EagerWriter eager_writer_;
   uint64_t eager_used_ = 0;                          // eager buffers ever filled
   std::array<uint64_t, kEagerCount> eager_users_{};  // the unnamed operation that filled each, + 1
 };

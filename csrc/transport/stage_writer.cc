@@ -11,12 +11,17 @@
 namespace rr {
 namespace {
 
-constexpr size_t kLeastSample = 1 << 10;  // bytes written each way by a comparison
+constexpr size_t kLeastSample = 1 << 10;  // bytes written each way by a comparison of a writer
 constexpr size_t kMostSample = 8 << 10;
 constexpr size_t kLeastStreamed = 1 << 10;   // below, the reader's way to the memory takes longer than 27 ns a line
-constexpr int64_t kDearerNs = 5;             // per line; comparisons measure -1 with one L3, 10 to 25 with two
+constexpr int64_t kDearerNs = 5;             // per line; writers measure -1 with one L3, 10 to 25 with two
 constexpr int64_t kNbytesBetween = 2 << 20;  // comparing then costs 2 % where cached is slow
 constexpr int kDecided = 4;  // votes: a sample may have met an interrupt, or lines that were in no cache
+// These rounds of the stage compare, and then one in kRoundsBetween. One in 64 cost 4 % where cached is fast, since
+// lines that have been written past the caches are missed in later rounds.
+constexpr uint64_t kFirstRounds = 16;
+constexpr uint64_t kRoundsBetween = 256;
+constexpr size_t kLeastCompared = 8 << 10;  // bytes of each kind
 
 // Into the L1 cache, or the comparison would be one of reading.
 void touch(const std::byte* src, size_t nbytes) {
@@ -27,10 +32,23 @@ void touch(const std::byte* src, size_t nbytes) {
 
 }  // namespace
 
-StageWriter::StageWriter(const std::string& mode) : adapts_(mode == "auto"), streams_(mode == "streamed") {}
+bool WriteMode::is_sure() const { return votes_ == kDecided || votes_ == -kDecided; }
 
-void StageWriter::write(std::byte* dst, const std::byte* src, size_t nbytes) {
-  if (adapts_) {
+void WriteMode::vote(bool for_streaming) {
+  votes_ = std::clamp(votes_ + (for_streaming ? 1 : -1), -kDecided, kDecided);
+  if (is_sure()) streams_ = for_streaming;
+}
+
+void write(std::byte* dst, const std::byte* src, size_t nbytes, bool streams) {
+  if (streams && nbytes >= kLeastStreamed) {
+    stream(dst, src, nbytes);
+  } else if (nbytes != 0) {
+    std::memcpy(dst, src, nbytes);
+  }
+}
+
+void EagerWriter::write(std::byte* dst, const std::byte* src, size_t nbytes) {
+  if (mode_.adapts()) {
     until_next_ -= static_cast<int64_t>(nbytes);
     if (until_next_ <= 0 && nbytes >= 2 * kLeastSample) {
       const size_t sample = std::min(kMostSample, nbytes / 2 / kCacheLine * kCacheLine);
@@ -40,14 +58,10 @@ void StageWriter::write(std::byte* dst, const std::byte* src, size_t nbytes) {
       nbytes -= 2 * sample;
     }
   }
-  if (streams_ && nbytes >= kLeastStreamed) {
-    stream(dst, src, nbytes);
-  } else if (nbytes != 0) {
-    std::memcpy(dst, src, nbytes);
-  }
+  rr::write(dst, src, nbytes, streams());
 }
 
-void StageWriter::compare(std::byte* dst, const std::byte* src, size_t sample) {
+void EagerWriter::compare(std::byte* dst, const std::byte* src, size_t sample) {
   touch(src, 2 * sample);
   const int64_t start = now_ns();
   std::memcpy(dst, src, sample);
@@ -57,12 +71,27 @@ void StageWriter::compare(std::byte* dst, const std::byte* src, size_t sample) {
   note(middle - start, now_ns() - middle, sample);
 }
 
-void StageWriter::note(int64_t cached_ns, int64_t streamed_ns, size_t sample) {
-  const bool for_streaming = cached_ns > streamed_ns + kDearerNs * static_cast<int64_t>(sample / kCacheLine);
-  votes_ = std::clamp(votes_ + (for_streaming ? 1 : -1), -kDecided, kDecided);
-  if (votes_ == kDecided) streams_ = true;
-  if (votes_ == -kDecided) streams_ = false;
-  until_next_ = votes_ == kDecided || votes_ == -kDecided ? kNbytesBetween : 0;
+void EagerWriter::note(int64_t cached_ns, int64_t streamed_ns, size_t sample) {
+  mode_.vote(cached_ns > streamed_ns + kDearerNs * static_cast<int64_t>(sample / kCacheLine));
+  until_next_ = mode_.is_sure() ? kNbytesBetween : 0;
+}
+
+bool StageWriter::compares(uint64_t round) const {
+  return mode_.adapts() && (round < kFirstRounds || round % kRoundsBetween == 0);
+}
+
+// What is shorter than kLeastStreamed is written in one way whatever its page.
+void StageWriter::note(bool was_streamed, int64_t ns, size_t nbytes) {
+  if (nbytes < kLeastStreamed) return;
+  Taken& taken = was_streamed ? streamed_ : cached_;
+  taken.ns += ns;
+  taken.nbytes += nbytes;
+}
+
+void StageWriter::judge() {
+  if (cached_.nbytes < kLeastCompared || streamed_.nbytes < kLeastCompared) return;
+  mode_.vote(cached_.per_byte() > streamed_.per_byte());
+  cached_ = streamed_ = Taken();
 }
 
 }  // namespace rr

@@ -1,17 +1,14 @@
 // How a rank writes what another rank reads next: through its caches, or past them.
 //
-// A store to a line that another core has read takes that line back first. Between cores of one L3 that is quick, and
-// the reader then finds the data near; between cores of two it takes so long that going by way of the memory is faster.
-// Measured on a virtual machine of an EPYC 9004 that is moved from one to the other while it runs, ns per 64 B line:
+// A store to a line that another core has read takes that line back first, and a reader fetches what is in the caches
+// of another core from there. Which way is faster depends on where the two cores are. Ns per 64 B line, virtual
+// machines of EPYC processors that are moved from one placement to another while they run:
 //
-//                    one L3: write, read      two L3s: write, read
-//     cached              2.7 - 7, 1.5                 21 - 27, 3
-//     streamed               2, 3.7                     2, 3
+//                    one core: write, read    one L3: write, read    two L3s: write, read
+//     cached                1, 1.5                  1.5, 7                 21 - 27, 3
+//     streamed              2, 3.7                  2, 3                   2, 3
 //
-// and an all-reduce of 2 MiB of private memory with two L3s took 1050 us cached, 180 us streamed (one L3: 87, 146).
-// With two L3s an all-reduce of 4 KiB, whose bytes wait in an eager buffer, took 2.4 us cached and 1.1 us streamed, of
-// 16 KiB 9.2 and 2.6 us, of 512 B 0.7 and 0.8 us. So a writer compares the two on its own data from time to time. That
-// is a matter of this rank alone: it changes times, never bits.
+// So both ways are compared from time to time. That is a matter of this rank alone: it changes times, never bits.
 #pragma once
 
 #include <cstddef>
@@ -20,25 +17,73 @@
 
 namespace rr {
 
-class StageWriter {
+// The way that comparisons have found faster: several that agree, since one may have met an interrupt.
+class WriteMode {
  public:
   // mode: a value of RINGREDUCE_STAGING.
-  explicit StageWriter(const std::string& mode);
+  explicit WriteMode(const std::string& mode) : adapts_(mode == "auto"), streams_(mode == "streamed") {}
 
-  // dst is shared memory; whole before a release store that follows. Any alignment; nothing overlaps.
-  void write(std::byte* dst, const std::byte* src, size_t nbytes);
-  // Whether write() goes past the caches now: then what is computed is best computed elsewhere first.
+  bool adapts() const { return adapts_; }
   bool streams() const { return streams_; }
-  // What a comparison of `sample` bytes took; several that agree decide.
+  // False: comparisons have begun to tell another thing.
+  bool is_sure() const;
+  void vote(bool for_streaming);
+
+ private:
+  bool adapts_;
+  bool streams_;
+  int votes_ = 0;  // of the latest comparisons: > 0 for streaming
+};
+
+// dst is shared memory; whole before a release store that follows. Any alignment; nothing overlaps. Few bytes are
+// written through the caches.
+void write(std::byte* dst, const std::byte* src, size_t nbytes, bool streams);
+
+// Into eager buffers. It compares what writing takes, on its own data: with two L3s an all-reduce of 4 KiB took 2.4 us
+// cached and 1.1 us streamed, of 16 KiB 9.2 and 2.6 us, of 512 B 0.7 and 0.8 us.
+class EagerWriter {
+ public:
+  explicit EagerWriter(const std::string& mode) : mode_(mode) {}
+
+  void write(std::byte* dst, const std::byte* src, size_t nbytes);
+  bool streams() const { return mode_.streams(); }
+  // What a comparison of `sample` bytes took.
   void note(int64_t cached_ns, int64_t streamed_ns, size_t sample);
 
  private:
   void compare(std::byte* dst, const std::byte* src, size_t sample);
 
-  bool adapts_;
-  bool streams_;
-  int votes_ = 0;       // of the latest comparisons: > 0 for streaming
-  int until_next_ = 0;  // writes before the next comparison
+  WriteMode mode_;
+  int64_t until_next_ = 0;  // bytes before the next comparison
+};
+
+// Into the stage. Some rounds compare: in them all ranks write every second page of a slot past the caches, and time
+// what they write, fold and read of each kind. That of the others counts as well, since they wait for each other.
+class StageWriter {
+ public:
+  explicit StageWriter(const std::string& mode) : mode_(mode) {}
+
+  void write(std::byte* dst, const std::byte* src, size_t nbytes) const { rr::write(dst, src, nbytes, streams()); }
+  // Whether write() goes past the caches now: then what is computed is best computed elsewhere first.
+  bool streams() const { return mode_.streams(); }
+
+  // Of a round of the group, the same on all ranks.
+  bool compares(uint64_t round) const;
+  // A part of such a round took so long, here.
+  void note(bool was_streamed, int64_t ns, size_t nbytes);
+  // Such a round is over.
+  void judge();
+
+ private:
+  struct Taken {
+    int64_t ns = 0;
+    size_t nbytes = 0;
+    double per_byte() const { return static_cast<double>(ns) / static_cast<double>(nbytes); }
+  };
+
+  WriteMode mode_;
+  Taken cached_;
+  Taken streamed_;
 };
 
 }  // namespace rr

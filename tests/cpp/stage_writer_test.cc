@@ -44,9 +44,11 @@ TEST_CASE("stream copies any number of bytes at any alignment, and nothing besid
 TEST_CASE("every way of writing copies the same bytes, those of a comparison included") {
   for (const char* mode : {"auto", "cached", "streamed"}) {
     CAPTURE(mode);
-    StageWriter writer(mode);
+    EagerWriter eager(mode);
+    const StageWriter writer(mode);
     for (const size_t nbytes : {0, 1, 100, 4095, 4096, 4097, 8200, 20000}) {
       CAPTURE(nbytes);
+      CHECK(copies_exactly(nbytes, [&](std::byte* dst, const std::byte* src, size_t n) { eager.write(dst, src, n); }));
       CHECK(copies_exactly(nbytes, [&](std::byte* dst, const std::byte* src, size_t n) { writer.write(dst, src, n); }));
     }
   }
@@ -54,24 +56,60 @@ TEST_CASE("every way of writing copies the same bytes, those of a comparison inc
   CHECK_FALSE(StageWriter("cached").streams());
 }
 
-TEST_CASE("comparisons that agree decide, one that stands alone does not") {
-  constexpr int64_t kSlow = 2000, kFast = 300;  // ns, for
-  constexpr size_t kSample = 4096;              // bytes
-  StageWriter writer("auto");
-  const auto note = [&](int times, int64_t cached_ns) {
-    for (int i = 0; i < times; ++i) writer.note(cached_ns, kFast, kSample);
+constexpr int64_t kSlow = 2000, kFast = 300;  // ns, for
+constexpr size_t kSample = 8192;              // bytes
+
+// One comparison that finds the way past the caches faster, or slower.
+void compare(EagerWriter& writer, bool for_streaming) { writer.note(for_streaming ? kSlow : kFast, kFast, kSample); }
+void compare(StageWriter& writer, bool for_streaming) {
+  writer.note(false, for_streaming ? kSlow : kFast, kSample);
+  writer.note(true, for_streaming ? kFast : kSlow, kSample);
+  writer.judge();
+}
+
+TEST_CASE_TEMPLATE("comparisons that agree decide, one that stands alone does not", Writer, EagerWriter, StageWriter) {
+  Writer writer("auto");
+  const auto note = [&](int times, bool for_streaming) {
+    for (int i = 0; i < times; ++i) compare(writer, for_streaming);
   };
-  note(1, kSlow);
+  note(1, true);
   CHECK_FALSE(writer.streams());
-  note(3, kSlow);
+  note(3, true);
   CHECK(writer.streams());
   for (int i = 0; i < 10; ++i) {
-    note(2, kFast);
-    note(2, kSlow);
+    note(2, false);
+    note(2, true);
   }
   CHECK(writer.streams());
-  note(8, kFast);
+  note(8, false);
   CHECK_FALSE(writer.streams());
+}
+
+TEST_CASE("the stage compares in the first rounds and in one of 256 later ones, unless a way is forced") {
+  const StageWriter writer("auto");
+  CHECK(writer.compares(0));
+  CHECK(writer.compares(15));
+  CHECK_FALSE(writer.compares(16));
+  CHECK_FALSE(writer.compares(255));
+  CHECK(writer.compares(256));
+  CHECK_FALSE(StageWriter("cached").compares(0));
+  CHECK_FALSE(StageWriter("streamed").compares(256));
+}
+
+TEST_CASE("the stage's comparison waits for enough bytes of both kinds, and goes by what each byte takes") {
+  StageWriter writer("auto");
+  for (int i = 0; i < 8; ++i) {
+    writer.note(false, kFast, kSample);
+    writer.judge();
+  }
+  CHECK_FALSE(writer.streams());
+  for (int i = 0; i < 8; ++i) {
+    writer.note(false, 4 * kFast, 2 * kSample);  // twice as long a byte
+    writer.note(true, kFast, kSample);
+    writer.note(true, kSlow, 64);  // too few bytes to be written past the caches
+    writer.judge();
+  }
+  CHECK(writer.streams());
 }
 
 }  // namespace

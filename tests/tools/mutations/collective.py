@@ -20,9 +20,30 @@ ROWS = (
     Mutation(
         "mixed-group-on-hosts",
         "csrc/planner/planner.cc",
-        "&& !are_foldable(members)",
-        "&& false",
+        " || !are_foldable(members)",
+        "",
         ("collectives_test::all-reduce: a grouped operation of several dtypes",),
+    ),
+    Mutation(
+        "forced-without-codec",
+        "csrc/planner/planner.cc",
+        "(has_codec || ",
+        "(",
+        ("codec_hosts_test::codecs between hosts: fewer bytes",),
+    ),
+    Mutation(
+        "blocks-for-all-members",
+        "csrc/collective/two_shot.cc",
+        "return !range.empty(); }",
+        "return range.begin <= range.end; }",
+        ("two_level_test::reducescatter within a host",),
+    ),
+    Mutation(
+        "page-folded-elsewhere",
+        "csrc/collective/two_shot.cc",
+        "offset + done, nbytes / item_",
+        "offset, nbytes / item_",
+        ("collectives_test::all-reduce: every algorithm",),
     ),
     Mutation(
         "scratch-used-once",
@@ -63,7 +84,7 @@ ROWS = (
     Mutation(
         "two-shot-own-part",
         "csrc/collective/two_shot.cc",
-        "      srcs_[static_cast<size_t>(team_.me)] = piece.src + offset * item_;\n",
+        "    srcs_[static_cast<size_t>(team_.me)] = piece.src + offset * item_;\n",
         "",
         ("collectives_test",),
     ),
