@@ -26,8 +26,14 @@ struct Block {
 };
 
 struct Blocks {
-  std::vector<Block> free;
+  std::vector<Block> free;  // the oldest first
   ScratchCounts counts;
+  size_t most_used_nbytes = 0;  // at a time
+
+  void use(size_t nbytes) {
+    counts.used_nbytes += nbytes;
+    most_used_nbytes = std::max(most_used_nbytes, counts.used_nbytes);
+  }
 };
 
 Guarded<Blocks>& blocks() {
@@ -52,14 +58,17 @@ std::byte* allocate(size_t nbytes) {
   return block;
 }
 
+void give_to_system(const Block& block) noexcept { ::operator delete[](block.at, alignment_of(block.nbytes)); }
+
 void give_to_system(const std::vector<Block>& blocks) noexcept {
-  for (const Block& block : blocks) ::operator delete[](block.at, alignment_of(block.nbytes));
+  for (const Block& block : blocks) give_to_system(block);
 }
 
 // The free blocks that is_so says, which nobody else has from then on.
 template <class Predicate>
 std::vector<Block> taken_out(Blocks& of, Predicate is_so) {
-  const auto from = std::partition(of.free.begin(), of.free.end(), [&](const Block& block) { return !is_so(block); });
+  const auto from =
+      std::stable_partition(of.free.begin(), of.free.end(), [&](const Block& block) { return !is_so(block); });
   std::vector<Block> out(from, of.free.end());
   of.free.erase(from, of.free.end());
   for (const Block& block : out) of.counts.kept_nbytes -= block.nbytes;
@@ -78,8 +87,18 @@ Block take_fitting(Blocks& of, size_t size) {
   const Block found = *best;
   of.free.erase(best);
   of.counts.kept_nbytes -= found.nbytes;
-  of.counts.used_nbytes += found.nbytes;
+  of.use(found.nbytes);
   return found;
+}
+
+// The oldest free block, where there are more than are kept; at: null where not.
+Block take_surplus() noexcept {
+  const auto of = blocks().lock();
+  if (of->free.empty() || of->counts.kept_nbytes <= 2 * of->most_used_nbytes) return {nullptr, 0, 0};
+  const Block oldest = of->free.front();
+  of->free.erase(of->free.begin());
+  of->counts.kept_nbytes -= oldest.nbytes;
+  return oldest;
 }
 
 // What is free goes back to the system where it has no more.
@@ -108,21 +127,24 @@ HostScratch take_scratch(size_t nbytes) {
   give_to_system(unused);
   if (found.at == nullptr) {
     found = {allocate_at_any_price(size), size, 0};
-    blocks().lock()->counts.used_nbytes += size;
+    blocks().lock()->use(size);
   }
   return HostScratch(found.at, GiveBackScratch{found.nbytes});
 }
 
 void GiveBackScratch::operator()(std::byte* block) const noexcept {
   const int64_t now = now_ns();
-  const auto of = blocks().lock();
-  of->counts.used_nbytes -= nbytes;
-  try {
-    of->free.push_back({block, nbytes, now});
-    of->counts.kept_nbytes += nbytes;
-  } catch (const std::bad_alloc&) {
-    ::operator delete[](block, alignment_of(nbytes));
+  {
+    const auto of = blocks().lock();
+    of->counts.used_nbytes -= nbytes;
+    try {
+      of->free.push_back({block, nbytes, now});
+      of->counts.kept_nbytes += nbytes;
+    } catch (const std::bad_alloc&) {
+      ::operator delete[](block, alignment_of(nbytes));
+    }
   }
+  for (Block surplus = take_surplus(); surplus.at != nullptr; surplus = take_surplus()) give_to_system(surplus);
 }
 
 ScratchCounts scratch_counts() { return blocks().lock()->counts; }

@@ -16,8 +16,8 @@ using HostScratch = std::unique_ptr<std::byte[], GiveBackScratch>;
 // At least nbytes, aligned to a cache line, with anything in them. Thread-safe, and never waits for other operations.
 //
 // The memory stays with the process, so that its pages are faulted in once, not in each step of a training: 128 MiB
-// took 90 ms of a core. What nobody has used for a minute goes back to the system. A block serves what takes at least
-// half of it: so operations of several sizes, one after the other, keep up to twice what the largest one took.
+// took 90 ms of a core. What nobody has used for a minute goes back to the system, and the oldest of more than twice
+// what was once used at a time: a block serves what takes at least half of it.
 HostScratch take_scratch(size_t nbytes);
 
 struct ScratchCounts {

@@ -34,9 +34,10 @@ Algo select_movement(Algo forced, bool is_broadcast, bool registered) {
   return registered && forced != Algo::kTwoShot ? Algo::kDirect : Algo::kTwoShot;
 }
 
-Algo select_across_hosts(Algo forced, const Reduction* reduction) {
+Algo select_across_hosts(Algo forced, const Reduction* reduction, Codec codec) {
   const bool linked = forced == Algo::kRing || forced == Algo::kRecursiveDoubling;
-  return linked && reduction != nullptr && foldable_in_place(*reduction) ? forced : Algo::kHierarchical;
+  const bool fits = reduction != nullptr && foldable_in_place(*reduction) && codec == Codec::kNone;
+  return linked && fits ? forced : Algo::kHierarchical;
 }
 
 }  // namespace rr

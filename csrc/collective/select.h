@@ -32,7 +32,7 @@ const char* path_name(Algo algo);
 Algo select_allreduce(Algo forced, const Reduction& reduction, bool registered);
 // Of everything else; registered: all inputs are mapped by all ranks.
 Algo select_movement(Algo forced, bool is_broadcast, bool registered);
-// On several hosts; null: not an all-reduce.
-Algo select_across_hosts(Algo forced, const Reduction* reduction);
+// On several hosts; null: not an all-reduce. Algorithms that can be forced there know no codec.
+Algo select_across_hosts(Algo forced, const Reduction* reduction, Codec codec);
 
 }  // namespace rr

@@ -47,7 +47,11 @@ bool Staged::slot_is_free(size_t round) const {
   return true;
 }
 
-void Staged::begin(size_t round) { compares_ = !on_device() && team_.writer->compares(team_.first_round + round); }
+void Staged::begin(StageWriter::Phase phase, size_t round) {
+  phase_ = phase;
+  round_ = team_.first_round + round;
+  compares_ = !on_device() && team_.writer->compares(round_);
+}
 
 void Staged::record_put() {
   Progress& mine = team_.stage.progress[team_.rank()];
@@ -100,11 +104,11 @@ Step Staged::step() {
   } else if (land(takes_)) {
     record_take();
   } else if (folds_ && fold_ < put_ && peers_reached(&Progress::put, fold_)) {
-    begin(fold_);
+    begin(StageWriter::Phase::kFold, fold_);
     fold(fold_);
     team_.stage.progress[team_.rank()].fold.store(team_.first_round + ++fold_, std::memory_order_release);
   } else if (taking_ < (folds_ ? fold_ : put_) && peers_reached(folds_ ? &Progress::fold : &Progress::put, taking_)) {
-    begin(taking_);
+    begin(StageWriter::Phase::kTake, taking_);
     take(taking_++);
     if (on_device()) {
       issue(WorkStream::kToDevice, takes_);
@@ -113,7 +117,7 @@ Step Staged::step() {
     if (compares_) team_.writer->judge();
     record_take();
   } else if (putting_ < rounds_ && slot_is_free(putting_) && may_put(putting_)) {
-    begin(putting_);
+    begin(StageWriter::Phase::kPut, putting_);
     put(putting_++);
     if (on_device()) {
       issue(WorkStream::kToHost, puts_);

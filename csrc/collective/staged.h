@@ -58,7 +58,7 @@ class Staged : public Algorithm {
   // A page of a slot, on all ranks the same.
   static constexpr size_t kPageNbytes = 4096;
 
-  void begin(size_t round);
+  void begin(StageWriter::Phase phase, size_t round);
   bool peers_reached(std::atomic<uint64_t> Progress::*counter, size_t round) const;
   bool slot_is_free(size_t round) const;
   void add_part(std::byte* dst, const std::byte* src, size_t nbytes, size_t tensor);
@@ -68,9 +68,12 @@ class Staged : public Algorithm {
   void record_take();
 
   bool folds_;
-  bool compares_ = false;  // the round that is being put, folded or taken
-  size_t part_;            // bytes of a slot that a round uses
-  size_t turns_;           // such parts in a slot, used in turn
+  // What is being done, to which of the group's rounds, and whether that compares.
+  StageWriter::Phase phase_ = StageWriter::Phase::kPut;
+  uint64_t round_ = 0;
+  bool compares_ = false;
+  size_t part_;   // bytes of a slot that a round uses
+  size_t turns_;  // such parts in a slot, used in turn
   // Rounds begun, and done; in host memory these are the same.
   size_t putting_ = 0;
   size_t put_ = 0;
@@ -90,11 +93,11 @@ void Staged::in_slot(const std::byte* at, size_t nbytes, Work work) {
   for (size_t begin = 0; begin < nbytes;) {
     const size_t page = (in_slot + begin) / kPageNbytes;
     const size_t n = std::min(nbytes - begin, (page + 1) * kPageNbytes - (in_slot + begin));
-    const bool streams = page % 2 != 0;
+    const bool streams = StageWriter::is_streamed(round_, page);
     const int64_t start = now_ns();
     work(begin, n, streams);
     std::atomic_thread_fence(std::memory_order_seq_cst);  // till the stores are done, not only issued
-    team_.writer->note(streams, now_ns() - start, n);
+    team_.writer->note(phase_, streams, now_ns() - start, n);
     begin += n;
   }
 }

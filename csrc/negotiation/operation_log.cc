@@ -89,9 +89,9 @@ void OperationLog::close_locked(Entry& entry) const {
   const bool is_allreduce = one.kind == Kind::kAllreduce;
   const bool is_registered = entry.registered != 0;
   const Algo algo = one.place == Place::kDevice ? requests_.gpu_path_of(entry).algorithm
-                    : hosts_.several()          ? select_across_hosts(forced_, is_allreduce ? &reduction : nullptr)
-                    : is_allreduce              ? select_allreduce(forced_, reduction, is_registered)
-                                                : select_movement(forced_, one.kind == Kind::kBroadcast, is_registered);
+                    : hosts_.several() ? select_across_hosts(forced_, is_allreduce ? &reduction : nullptr, one.codec)
+                    : is_allreduce     ? select_allreduce(forced_, reduction, is_registered)
+                                       : select_movement(forced_, one.kind == Kind::kBroadcast, is_registered);
   entry.algorithm = static_cast<uint32_t>(algo);
   entry.closed.store(1, std::memory_order_release);
 }

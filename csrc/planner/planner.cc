@@ -44,10 +44,7 @@ std::unique_ptr<Algorithm> Planner::plan(uint64_t position, const std::vector<Op
     on_device_.prepare_staged(entry, team);
   }
   const bool is_linked = algo == Algo::kRing || algo == Algo::kRecursiveDoubling;
-  // The algorithms that a user may force between hosts know no codec, and fold where the elements are.
-  const bool has_codec = first.signature.codec != Codec::kNone;
-  const bool is_beyond = is_linked && from_.hosts.several() && (has_codec || !are_foldable(members));
-  if (algo == Algo::kHierarchical || is_beyond) {
+  if (algo == Algo::kHierarchical || (is_linked && from_.hosts.several() && !are_foldable(members))) {
     add(from_.stats.hierarchical, 1);
     return across_hosts(from_, members, team, from_.hosts.narrowed(team.members), rounds);
   }

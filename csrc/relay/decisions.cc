@@ -83,7 +83,7 @@ void Decisions::check_first(const FrameParser& frame, const OrderedEntry& entry,
   const bool is_possible =
       own.place == Place::kDevice
           ? algorithm == Algo::kIpc || algorithm == Algo::kNccl || algorithm == Algo::kMpi || algorithm == Algo::kStaged
-          : algorithm == select_across_hosts(algorithm, is_reduction ? &reduction : nullptr);
+          : algorithm == select_across_hosts(algorithm, is_reduction ? &reduction : nullptr, own.codec);
   frame.expect(is_possible, "has an algorithm that the operation cannot take");
 }
 

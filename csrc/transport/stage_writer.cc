@@ -17,10 +17,12 @@ constexpr size_t kLeastStreamed = 1 << 10;   // below, the reader's way to the m
 constexpr int64_t kDearerNs = 5;             // per line; writers measure -1 with one L3, 10 to 25 with two
 constexpr int64_t kNbytesBetween = 2 << 20;  // comparing then costs 2 % where cached is slow
 constexpr int kDecided = 4;  // votes: a sample may have met an interrupt, or lines that were in no cache
-// These rounds of the stage compare, and then one in kRoundsBetween. One in 64 cost 4 % where cached is fast, since
-// lines that have been written past the caches are missed in later rounds.
+// The stage's rounds that compare: some after the first lap of long ones, in which pages are faulted in, and then one
+// in kRoundsBetween. One in 64 cost 4 % where cached is fast, since lines that have been written past the caches are
+// missed in later rounds. The number is odd, so that other slots and other parts of a program's step have their turn.
+constexpr uint64_t kFirstLap = 64;
 constexpr uint64_t kFirstRounds = 16;
-constexpr uint64_t kRoundsBetween = 256;
+constexpr uint64_t kRoundsBetween = 257;
 constexpr size_t kLeastCompared = 8 << 10;  // bytes of each kind
 
 // Into the L1 cache, or the comparison would be one of reading.
@@ -77,21 +79,44 @@ void EagerWriter::note(int64_t cached_ns, int64_t streamed_ns, size_t sample) {
 }
 
 bool StageWriter::compares(uint64_t round) const {
-  return mode_.adapts() && (round < kFirstRounds || round % kRoundsBetween == 0);
+  const bool is_early = round >= kFirstLap && round < kFirstLap + kFirstRounds;
+  return mode_.adapts() && (is_early || (round != 0 && round % kRoundsBetween == 0));
+}
+
+// A bit of a product that has no period: pages of a slot have their turns in periods of their own.
+bool StageWriter::is_streamed(uint64_t round, size_t page) {
+  return (page + (round * 0x9e3779b97f4a7c15ULL >> 63)) % 2 != 0;
 }
 
 // What is shorter than kLeastStreamed is written in one way whatever its page.
-void StageWriter::note(bool was_streamed, int64_t ns, size_t nbytes) {
+void StageWriter::note(Phase phase, bool was_streamed, int64_t ns, size_t nbytes) {
   if (nbytes < kLeastStreamed) return;
-  Taken& taken = was_streamed ? streamed_ : cached_;
+  Compared& compared = phases_[static_cast<size_t>(phase)];
+  Taken& taken = was_streamed ? compared.streamed : compared.cached;
   taken.ns += ns;
   taken.nbytes += nbytes;
 }
 
+// By phase, since a rank may fold pages of one kind and copy pages of the other.
 void StageWriter::judge() {
-  if (cached_.nbytes < kLeastCompared || streamed_.nbytes < kLeastCompared) return;
-  mode_.vote(cached_.per_byte() > streamed_.per_byte());
-  cached_ = streamed_ = Taken();
+  double cached_ns = 0;
+  double streamed_ns = 0;
+  for (const auto& [cached, streamed] : phases_) {
+    const size_t nbytes = cached.nbytes + streamed.nbytes;
+    if (nbytes == 0) continue;
+    if (std::min(cached.nbytes, streamed.nbytes) < kLeastCompared) return;
+    cached_ns += cached.per_byte() * static_cast<double>(nbytes);
+    streamed_ns += streamed.per_byte() * static_cast<double>(nbytes);
+  }
+  if (cached_ns == 0) return;
+  const auto has = [](const Compared& phase) { return phase.cached.nbytes != 0; };
+  const auto& [put, fold, take] = phases_;
+  if (!has(fold) && !has(take)) {
+    streamed_ns +=
+        static_cast<double>(kDearerNs) / kCacheLine * static_cast<double>(put.cached.nbytes + put.streamed.nbytes);
+  }
+  mode_.vote(cached_ns > streamed_ns);
+  phases_ = {};
 }
 
 }  // namespace rr

@@ -11,6 +11,7 @@
 // So both ways are compared from time to time. That is a matter of this rank alone: it changes times, never bits.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -57,10 +58,13 @@ class EagerWriter {
   int64_t until_next_ = 0;  // bytes before the next comparison
 };
 
-// Into the stage. Some rounds compare: in them all ranks write every second page of a slot past the caches, and time
-// what they write, fold and read of each kind. That of the others counts as well, since they wait for each other.
+// Into the stage. Some rounds compare: in them all ranks write every second page of a slot past the caches, and each
+// times what it writes, folds and reads of either kind. Its own reads stand for those of what it has written. A rank
+// that only writes, such as the root of a broadcast, goes by what writing takes.
 class StageWriter {
  public:
+  enum class Phase { kPut, kFold, kTake };
+
   explicit StageWriter(const std::string& mode) : mode_(mode) {}
 
   void write(std::byte* dst, const std::byte* src, size_t nbytes) const { rr::write(dst, src, nbytes, streams()); }
@@ -69,8 +73,11 @@ class StageWriter {
 
   // Of a round of the group, the same on all ranks.
   bool compares(uint64_t round) const;
+  // In such a round: whether this page of a slot is written past the caches. A rank that always works on the same page
+  // has it once in this way and once in the other.
+  static bool is_streamed(uint64_t round, size_t page);
   // A part of such a round took so long, here.
-  void note(bool was_streamed, int64_t ns, size_t nbytes);
+  void note(Phase phase, bool was_streamed, int64_t ns, size_t nbytes);
   // Such a round is over.
   void judge();
 
@@ -80,10 +87,13 @@ class StageWriter {
     size_t nbytes = 0;
     double per_byte() const { return static_cast<double>(ns) / static_cast<double>(nbytes); }
   };
+  struct Compared {
+    Taken cached;
+    Taken streamed;
+  };
 
   WriteMode mode_;
-  Taken cached_;
-  Taken streamed_;
+  std::array<Compared, 3> phases_;
 };
 
 }  // namespace rr

@@ -40,6 +40,7 @@ def tcp_ranks(
                 "RINGREDUCE_SIZE": str(size),
                 "RINGREDUCE_ADDRESS": f"{names[0]}:{PORT}",
                 "RINGREDUCE_SECRET_FILE": str(secret),
+                "RINGREDUCE_TRANSPORT": "auto",
                 "OMP_NUM_THREADS": "1",
                 **(env or {}),
             }

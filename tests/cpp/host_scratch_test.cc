@@ -1,6 +1,7 @@
 // Host memory that operations take and give back.
 #include "collective/host_scratch.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <thread>
@@ -38,6 +39,16 @@ TEST_CASE("scratch: a small request takes no large block") {
   CHECK(take_scratch(33 << 20).get() == large);
   const ScratchCounts counts = scratch_counts();
   CHECK(counts.kept_nbytes >= 64 << 20);
+}
+
+TEST_CASE("scratch: no more is kept than twice what was once used at a time") {
+  size_t most = 0;
+  for (size_t mib = 128; mib <= 224; mib += 4) {  // more each time, and than other tests
+    take_scratch(mib << 20);
+    most = std::max(most, mib << 20);
+    CHECK(scratch_counts().kept_nbytes <= 2 * most);
+  }
+  CHECK(scratch_counts().kept_nbytes >= most);
 }
 
 TEST_CASE("scratch: threads get memory of their own") {

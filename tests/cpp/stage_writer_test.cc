@@ -10,6 +10,8 @@
 namespace rr {
 namespace {
 
+using Phase = StageWriter::Phase;
+
 std::vector<std::byte> pattern(size_t nbytes) {
   std::vector<std::byte> bytes(nbytes);
   for (size_t i = 0; i < nbytes; ++i) bytes[i] = static_cast<std::byte>(i * 131 + i / 251 + 1);
@@ -62,8 +64,8 @@ constexpr size_t kSample = 8192;              // bytes
 // One comparison that finds the way past the caches faster, or slower.
 void compare(EagerWriter& writer, bool for_streaming) { writer.note(for_streaming ? kSlow : kFast, kFast, kSample); }
 void compare(StageWriter& writer, bool for_streaming) {
-  writer.note(false, for_streaming ? kSlow : kFast, kSample);
-  writer.note(true, for_streaming ? kFast : kSlow, kSample);
+  writer.note(Phase::kTake, false, for_streaming ? kSlow : kFast, kSample);
+  writer.note(Phase::kTake, true, for_streaming ? kFast : kSlow, kSample);
   writer.judge();
 }
 
@@ -85,31 +87,78 @@ TEST_CASE_TEMPLATE("comparisons that agree decide, one that stands alone does no
   CHECK_FALSE(writer.streams());
 }
 
-TEST_CASE("the stage compares in the first rounds and in one of 256 later ones, unless a way is forced") {
+TEST_CASE("the stage compares in some early rounds and in one of 257 later ones, unless a way is forced") {
   const StageWriter writer("auto");
-  CHECK(writer.compares(0));
-  CHECK(writer.compares(15));
-  CHECK_FALSE(writer.compares(16));
-  CHECK_FALSE(writer.compares(255));
-  CHECK(writer.compares(256));
-  CHECK_FALSE(StageWriter("cached").compares(0));
-  CHECK_FALSE(StageWriter("streamed").compares(256));
+  size_t compared = 0;
+  for (uint64_t round = 0; round < 257 * 100; ++round) compared += writer.compares(round);
+  CHECK(compared == 16 + 99);
+  CHECK_FALSE(writer.compares(0));  // nothing has been written there
+  for (uint64_t round = 0; round < 1000; ++round) {
+    CHECK_FALSE(StageWriter("cached").compares(round));
+    CHECK_FALSE(StageWriter("streamed").compares(round));
+  }
+}
+
+// A rank may always have the same page of a round, and few rounds pass that compare.
+TEST_CASE("each page of a slot is written in either way in comparisons") {
+  const StageWriter writer("auto");
+  for (const size_t slots : {1, 2, 4}) {
+    for (const size_t turns : {1, 2, 64, 256}) {  // places of one page in a slot that are used in turn
+      size_t streamed = 0;
+      size_t all = 0;
+      for (uint64_t round = 0; round < 257 * 101; ++round) {
+        if (!writer.compares(round)) continue;
+        ++all;
+        streamed += StageWriter::is_streamed(round, static_cast<size_t>(round / slots % turns));
+      }
+      CAPTURE(slots);
+      CAPTURE(turns);
+      CHECK(streamed > all / 4);
+      CHECK(streamed < all * 3 / 4);
+    }
+  }
 }
 
 TEST_CASE("the stage's comparison waits for enough bytes of both kinds, and goes by what each byte takes") {
   StageWriter writer("auto");
   for (int i = 0; i < 8; ++i) {
-    writer.note(false, kFast, kSample);
+    writer.note(Phase::kTake, false, kFast, kSample);
     writer.judge();
   }
   CHECK_FALSE(writer.streams());
   for (int i = 0; i < 8; ++i) {
-    writer.note(false, 4 * kFast, 2 * kSample);  // twice as long a byte
-    writer.note(true, kFast, kSample);
-    writer.note(true, kSlow, 64);  // too few bytes to be written past the caches
+    writer.note(Phase::kTake, false, 4 * kFast, 2 * kSample);  // twice as long a byte
+    writer.note(Phase::kTake, true, kFast, kSample);
+    writer.note(Phase::kTake, true, kSlow, 64);  // too few bytes to be written past the caches
     writer.judge();
   }
   CHECK(writer.streams());
+}
+
+// What a rank folds may lie in pages of one kind, and folding takes longer than copying.
+TEST_CASE("the stage compares each phase with itself") {
+  StageWriter writer("auto");
+  for (int i = 0; i < 8; ++i) {
+    writer.note(Phase::kFold, i % 2 == 0, 10 * kSlow, kSample);
+    writer.note(Phase::kPut, false, kFast, kSample);
+    writer.note(Phase::kPut, true, kSlow, kSample);
+    writer.judge();
+  }
+  CHECK_FALSE(writer.streams());
+}
+
+TEST_CASE("a rank that only writes goes past the caches only where writing through them takes much longer") {
+  const auto streams_after = [](int64_t cached_ns) {
+    StageWriter writer("auto");
+    for (int i = 0; i < 8; ++i) {
+      writer.note(Phase::kPut, false, cached_ns, kSample);
+      writer.note(Phase::kPut, true, kFast, kSample);
+      writer.judge();
+    }
+    return writer.streams();
+  };
+  CHECK_FALSE(streams_after(kFast + 4 * static_cast<int64_t>(kSample / 64)));
+  CHECK(streams_after(kFast + 6 * static_cast<int64_t>(kSample / 64)));
 }
 
 }  // namespace

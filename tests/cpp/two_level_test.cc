@@ -192,6 +192,44 @@ TEST_CASE("reducescatter on hosts of unequal numbers of ranks: no more crosses t
   }
 }
 
+TEST_CASE("gather, scatter, alltoall on hosts of unequal numbers of ranks: each byte crosses once") {
+  const Environment environment{};
+  const std::vector<int> host_of = {0, 0, 0, 1, 2};
+  static constexpr size_t kCount = 40000;  // floats from a rank, or from a rank to a rank
+  const auto check_blocks = [](const std::vector<uint64_t>& sent, const std::vector<uint64_t>& blocks) {
+    for (size_t host = 0; host < blocks.size(); ++host) {
+      CAPTURE(host);
+      const uint64_t nbytes = blocks[host] * kCount * sizeof(float);
+      CHECK(sent[host] >= nbytes);
+      CHECK(sent[host] < nbytes + nbytes / 50 + 4096);
+    }
+  };
+  const auto gathered = sent_by_host(host_of, [](Rank& rank) {
+    Floats mine(kCount, 1.0F);
+    Request request = request_of(Kind::kGather, 1);
+    request.srcs = {view(mine, DType::kFloat32)};
+    run(rank, request);
+  });
+  check_blocks(gathered, {0, 1, 1});
+  const auto scattered = sent_by_host(host_of, [](Rank& rank) {
+    Floats all(5 * kCount, 1.0F);
+    Floats mine(kCount);
+    Request request = request_of(Kind::kScatter, 3);
+    if (rank.rank == 3) request.srcs = {view(all, DType::kFloat32)};
+    request.dsts = {view(mine, DType::kFloat32)};
+    run(rank, request);
+  });
+  check_blocks(scattered, {0, 4, 0});
+  const auto exchanged = sent_by_host(host_of, [](Rank& rank) {
+    Floats mine(5 * kCount, 1.0F);
+    Request request = request_of(Kind::kAlltoall);
+    request.splits.assign(5, kCount);
+    request.srcs = {view(mine, DType::kFloat32)};
+    run(rank, request);
+  });
+  check_blocks(exchanged, {6, 4, 4});
+}
+
 TEST_CASE("a short all-reduce crosses in one step, by one rank of each host") {
   const Environment environment{};
   std::vector<std::atomic<uint64_t>> sent(kTwoEach.size());

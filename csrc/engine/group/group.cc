@@ -243,7 +243,7 @@ std::string Group::algorithm(Kind kind, size_t nbytes, DType dtype, bool registe
   const Algo forced = algo_from(context_.settings().algorithm);
   const Reduction reduction = {dtype, ReduceOp::kSum, 1.0, 1.0, size()};
   if (hosts_.several()) {
-    return rr::name(select_across_hosts(forced, kind == Kind::kAllreduce ? &reduction : nullptr));
+    return rr::name(select_across_hosts(forced, kind == Kind::kAllreduce ? &reduction : nullptr, Codec::kNone));
   }
   if (kind == Kind::kAllreduce) return rr::name(select_allreduce(forced, reduction, registered));
   return rr::name(select_movement(forced, kind == Kind::kBroadcast, registered && can_be_direct(kind)));

@@ -43,7 +43,7 @@ bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Red
   parts_.negotiation.segment().ring_waiters();
   add(parts_.from.stats.operations, 1);  // while the others answer: it takes 5 ns
 
-  // The lock is held while this thread looks for 2 us at most, since to take it again takes 13 ns.
+  // The lock is held for these looks (2 to 3 us) and what is computed then, since to take it again takes 13 ns.
   Call call{src, dst, reduction, signature, ticket, number, RankMask(parts_.from.size())};
   bool complete = false;
   // The wait sends a leader's request: until then nothing that it looks for can come.

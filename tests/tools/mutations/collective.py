@@ -20,15 +20,15 @@ ROWS = (
     Mutation(
         "mixed-group-on-hosts",
         "csrc/planner/planner.cc",
-        " || !are_foldable(members)",
-        "",
+        "&& !are_foldable(members)",
+        "&& false",
         ("collectives_test::all-reduce: a grouped operation of several dtypes",),
     ),
     Mutation(
         "forced-without-codec",
-        "csrc/planner/planner.cc",
-        "(has_codec || ",
-        "(",
+        "csrc/collective/select.cc",
+        " && codec == Codec::kNone",
+        "",
         ("codec_hosts_test::codecs between hosts: fewer bytes",),
     ),
     Mutation(
