@@ -43,15 +43,14 @@ constexpr int64_t kDeviceNapNs = 10000;
 // recent kernels also take a time slice (2.8 ms) from who yields, so that one that yields on and on is put behind all
 // others for milliseconds (8 B, 8 ranks on 2 cores, p50/p99 us: 50 us of yields 27/2800, 8 yields 26/140, none 89/380).
 constexpr int kYields = 8;
-// Who waits for other hosts gives way between any two looks, and sleeps once so many yields have lost it the core:
-// ranks of other hosts may share it (in a test lab), other jobs, or a container that has less of it than it seems. One
-// that pauses instead keeps the core from the very rank that it waits for (4 hosts of 1 rank on 2 cores, us before and
-// after: 4 KiB 290 / 190, named 770 / 470, 16 KiB 800 / 510, 64 KiB 930 / 850; of 2 ranks, 8 B 1100 / 700). A yield
-// that nobody takes costs 0.3 us, and a look at the links 1.
-constexpr int kLostYields = 2;
-constexpr int64_t kLostNs = 2000;  // a yield that took longer was taken
-// One that took so long was taken by somebody who computes, for a slice of time of the kernel's (2.8 ms): such a yield
-// is worse than a sleep, from which a thread is woken before who computes. So waits do not yield for a while.
+// Who waits for other hosts gives way between any two looks: ranks of other hosts may share the core (in a test lab),
+// other jobs, or a container that has less of it than it seems. One that pauses instead keeps the core from the very
+// rank that it waits for (4 hosts of 1 rank on 2 cores, us before and after: 4 KiB 290 / 190, named 770 / 470, 16 KiB
+// 800 / 510, 64 KiB 930 / 850; of 2 ranks, 8 B 1100 / 700). A yield that nobody takes costs 0.3 us, and a look at the
+// links 1. To sleep after two yields that were taken costs more than it leaves to the others (named 8 B 118 to 158 us,
+// 4 KiB 300 to 410). But one that took so long was taken by somebody who computes, for a slice of time of the kernel's
+// (2.8 ms): such a yield is worse than a sleep, from which a thread is woken before who computes. So waits do not yield
+// for a while.
 constexpr int64_t kSliceNs = 500000;
 constexpr int64_t kUnyieldingNs = 100000000;
 
@@ -123,13 +122,13 @@ bool WaitLoop::wait_until(const std::function<bool()>& done, const std::function
   const bool has_links = !from_.network.host_of.empty();
   const int64_t began_ns = has_links ? now_ns() : 0;
   int64_t came_ns = began_ns;  // when something was last done
-  int lost_yields = began_ns < unyielding_until_ns_.load(std::memory_order_relaxed) ? kLostYields : 0;
+  bool may_yield = began_ns >= unyielding_until_ns_.load(std::memory_order_relaxed);
   const auto is_bulk = [&] { return has_links && now_ns() - began_ns > kBulkNs; };
   std::optional<BulkWait> bulk_wait;
   bool has_napped = false;  // and nothing has come since: one look at the links is as good as 50 us of them
   const auto polled_enough = [&] {
     ++polls;
-    if (has_napped || lost_yields >= kLostYields) return true;
+    if (has_napped || !may_yield) return true;
     if (crowded) return polls > kYields || spin_ns == 0;
     // The clock costs as much as a poll, so it is read every 16th time.
     if (polls % 16 != 0 && spin_ns != 0) return false;
@@ -150,8 +149,10 @@ bool WaitLoop::wait_until(const std::function<bool()>& done, const std::function
       const int64_t before = has_links ? now_ns() : 0;
       relax(crowded || has_links);
       const int64_t lost_ns = has_links ? now_ns() - before : 0;
-      if (lost_ns > kLostNs) ++lost_yields;
-      if (lost_ns > kSliceNs) unyielding_until_ns_.store(before + lost_ns + kUnyieldingNs, std::memory_order_relaxed);
+      if (lost_ns > kSliceNs) {
+        may_yield = false;
+        unyielding_until_ns_.store(before + lost_ns + kUnyieldingNs, std::memory_order_relaxed);
+      }
       continue;
     }
     if (deadline.passed()) return false;
