@@ -12,6 +12,8 @@
 namespace rr::test {
 namespace {
 
+constexpr int kLostMs = 600'000;
+
 // Sends until the peer's machine and this one have no room.
 void fill(int fd) {
   const std::vector<std::byte> block(1 << 16);
@@ -22,7 +24,7 @@ TEST_CASE("closings: two sides that drop a connection which is full both ways do
   auto [one, other] = connected_pair();
   fill(one.get());
   fill(other.get());
-  Closings of_one, of_other;
+  Closings of_one(kLostMs), of_other(kLostMs);
   of_one.add(std::move(one));
   of_other.add(std::move(other));
   CHECK(!of_one.empty());
@@ -38,7 +40,7 @@ TEST_CASE("closings: what was sent before arrives") {
   auto [one, other] = connected_pair();
   fill(one.get());
   CHECK(::send(other.get(), "end", 3, MSG_NOSIGNAL) == 3);  // unread at the side that drops the connection
-  Closings of_one;
+  Closings of_one(kLostMs);
   of_one.add(std::move(one));
   size_t nbytes = 0;
   std::vector<std::byte> block(1 << 16);

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
+#include <iterator>
 #include <thread>
 
 #include "base/clock.h"
@@ -453,6 +455,41 @@ TEST_CASE("tcp: a rank that had no descriptor for a while loses nobody") {
   CHECK_NOTHROW(rank.push_for(600'000'000));
   rank.free_one();  // the caller gets it, and Linux has none when the queue is looked at once more
   CHECK_NOTHROW(rank.push_for(4'000'000'000));
+}
+
+TEST_CASE("tcp: a stranger who says nothing gives way where no descriptor is left") {
+  rlimit usual = {};
+  check_sys(::getrlimit(RLIMIT_NOFILE, &usual), "getrlimit");
+  auto [socket, own] = listening();
+  const TcpAddress to = own;
+  TcpOptions options = {0, std::move(socket), {own, own}, key_of(7)};
+  options.data_lost_after_ms = 600'000;  // nobody ends because its time is up
+  const auto network = TcpNetwork::create(std::move(options));
+  const auto stranger = [&] {
+    Fd fd(static_cast<int>(check_sys(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket")));
+    return fd;
+  };
+  const auto call = [&](const Fd& fd) { check_sys(::connect(fd.get(), to.get(), to.nbytes), "connect"); };
+  const auto has_ended = [](const Fd& one) {
+    std::byte nothing;
+    return ::recv(one.get(), &nothing, 1, MSG_DONTWAIT) >= 0 || errno != EAGAIN;
+  };
+  const Fd first = stranger();
+  const Fd second = stranger();
+  const auto descriptors = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
+  };
+  const auto before = descriptors();
+  call(first);
+  wait_for([&] { return descriptors() > before; });  // it has been accepted
+  const rlimit tight{256, usual.rlim_max};
+  check_sys(::setrlimit(RLIMIT_NOFILE, &tight), "setrlimit");
+  std::vector<Fd> others;
+  for (int fd; (fd = ::dup(first.get())) >= 0;) others.emplace_back(fd);
+  call(second);
+  CHECK_NOTHROW(wait_for([&] { return has_ended(first); }));
+  CHECK_FALSE(has_ended(second));
+  check_sys(::setrlimit(RLIMIT_NOFILE, &usual), "setrlimit");
 }
 
 // --- the end of a rank

@@ -153,6 +153,23 @@ TEST_CASE("dialer: what is known of attempts goes with the connection") {
   CHECK(pause_ns() < 400'000'000);
 }
 
+TEST_CASE("dialer: a peer that ends each connection although it knows the job is given up") {
+  const TcpAddress address = listening().second;
+  constexpr int kLimitMs = 100;
+  Dialer dialer(0, {address, address}, 60000, kLimitMs, 60000);
+  const auto connection = std::make_shared<TcpConnection>(1, 0);
+  Dialer::Failure declined{"another connection of these ranks counts", now_ns()};
+  declined.has_answer = declined.is_proven = true;
+  const int64_t began_ns = now_ns();
+  std::optional<std::string> why;
+  wait_for([&] {
+    why = dialer.failed(connection, declined);
+    return why.has_value();
+  });
+  CHECK(now_ns() - began_ns >= 2 * kLimitMs * int64_t{1'000'000});
+  CHECK(why->find("since it holds another one, which has been lost here") != std::string::npos);
+}
+
 TEST_CASE("dialer: a connection of heartbeats has time for three SYNs, the last after 3 s") {
   const auto [listener, address] = listening();
   const TcpOptions usual;

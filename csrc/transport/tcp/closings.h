@@ -9,19 +9,31 @@
 #include <map>
 
 #include "os/owned_fd.h"
+#include "os/tcp/acknowledged.h"
 
 namespace rr {
 
 class Closings {
  public:
-  static constexpr int64_t kLookNs = 1'000'000;  // look() is called so often while there are some
+  // A peer's machine that acknowledges nothing for so long gets nothing more. One whose process has stopped
+  // acknowledges that it has no room, and is waited for.
+  explicit Closings(int lost_after_ms) : lost_after_ns_(lost_after_ms * int64_t{1'000'000}) {}
 
   void add(OwnedFd socket);  // nothing more is sent on it
+  // Looks at those that are due: the longer one takes, the less often.
   void look();
-  bool empty() const { return sockets_.empty(); }
+  int64_t next_look_ns() const;  // INT64_MAX: there are none
+  bool empty() const { return closings_.empty(); }
 
  private:
-  std::map<int, OwnedFd> sockets_;  // by descriptor
+  struct Closing {
+    OwnedFd socket;
+    int64_t began_ns;
+    int64_t due_ns;
+    Acknowledged acknowledged;
+  };
+  const int64_t lost_after_ns_;
+  std::map<int, Closing> closings_;  // by descriptor
 };
 
 }  // namespace rr

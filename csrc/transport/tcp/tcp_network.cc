@@ -126,6 +126,7 @@ TcpReader::TcpReader(TcpOptions options)
                  use(connection, std::move(socket), session);
                },
                [this](const ConnectionPtr& connection, const std::string& why) { fail(connection, why); }}),
+      closings_(data_lost_after_ms_),
       heartbeats_(rank_, lost_after_ms_, events_) {
   check_sys(wake_.get(), "eventfd");
   events_.add(wake_.get(), EPOLLIN);
@@ -248,7 +249,7 @@ void TcpReader::end_leaving() {
 int TcpReader::pause_ms() const {
   int64_t next_ns = opener_.next_due_ns();
   if (!has_left_) next_ns = std::min(next_ns, leave_until_ns_ != 0 ? leave_until_ns_ : beat_ns_ + kBeatNs);
-  if (!closings_.empty()) next_ns = std::min(next_ns, now_ns() + Closings::kLookNs);
+  next_ns = std::min(next_ns, closings_.next_look_ns());
   if (next_ns == INT64_MAX) return -1;
   return static_cast<int>(std::max<int64_t>(0, (next_ns - now_ns() + kMs - 1) / kMs));
 }

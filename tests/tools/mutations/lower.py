@@ -213,6 +213,21 @@ ROWS = (
         limit_s=60,
     ),
     Mutation(
+        "last-descriptors-of-strangers",
+        "csrc/transport/tcp/opening/opener.cc",
+        " && attempts_.drop_silent()) {",
+        " && false) {",
+        ("tcp_test::tcp: a stranger who says nothing",),
+    ),
+    Mutation(
+        "declined-for-ever",
+        "csrc/transport/tcp/opening/dialer.cc",
+        " && !is_stranger && !is_declined) {",
+        " && !is_stranger) {",
+        ("tcp_uses_test::dialer: a peer that ends",),
+        limit_s=20,
+    ),
+    Mutation(
         "tcp-proof",
         "csrc/transport/tcp/session/attempt.cc",
         "if (!handshakes_.is_proven(hello_, challenge_, proof)) {",

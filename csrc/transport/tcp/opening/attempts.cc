@@ -68,6 +68,16 @@ void Attempts::make_room() {
   if (unproven >= unproven_most_) end(first, Attempt::Outcome::kDropped);
 }
 
+bool Attempts::drop_silent() {
+  int first = -1;
+  for (const auto& [fd, attempt] : under_way_) {
+    if (!attempt->is_silent()) continue;
+    if (first < 0 || attempt->began_ns < under_way_.at(first)->began_ns) first = fd;
+  }
+  if (first >= 0) end(first, Attempt::Outcome::kDropped);
+  return first >= 0;
+}
+
 // A lower rank takes the connection that the higher one has chosen.
 Attempt::Choice Attempts::choose(const Attempt& attempt) {
   const Connections::Use use = connections_.use(attempt.peer(), attempt.channel());

@@ -32,6 +32,8 @@ class Attempts {
   // False, with errno: the kernel cannot watch the socket, which is closed.
   bool dialled(OwnedFd socket, int peer, int channel);
   bool accepted(OwnedFd socket);
+  // Ends the oldest stranger that has said nothing, for a descriptor. False: there is none.
+  bool drop_silent();
   bool has(int fd) const { return under_way_.count(fd) != 0; }
   // Goes on with one of which epoll has told.
   std::optional<Ended> step(int fd);

@@ -46,10 +46,16 @@ std::optional<std::string> Dialer::failed(const ConnectionPtr& connection, const
   if (failure.has_answer && !failure.is_proven && tries.unproven++ == 0) tries.unproven_since_ns = now;
   const bool is_stranger = failure.has_answer && tries.unproven >= kLeastUnproven &&
                            now - tries.unproven_since_ns >= unproven_lost_after_ms_ * int64_t{1'000'000};
+  // A peer ends a connection so where another of the two counts: that one is open soon, or given up after the limit.
+  const bool was_declined = failure.has_answer && failure.is_proven;
+  if (!was_declined) tries.declined_since_ns = 0;
+  if (was_declined && tries.declined_since_ns == 0) tries.declined_since_ns = now;
+  const bool is_declined =
+      was_declined && now - tries.declined_since_ns >= 2 * data_lost_after_ms_ * int64_t{1'000'000};
   // Refused is no answer: the peer may have ended, or a packet filter refuses what only the peer may begin.
   const bool is_lost = !failure.has_answer && (failure.has_timed_out || now - tries.unanswered_since_ns >=
                                                                             limit_ms(*connection) * int64_t{1'000'000});
-  if (!failure.is_final && !is_lost && !is_stranger) {
+  if (!failure.is_final && !is_lost && !is_stranger && !is_declined) {
     const int64_t pause_ns = std::min(kRedialMostNs, kRedialNs << std::min(tries.count++, 8));
     redials_.push_back({connection, now + pause_ns});
     return {};
@@ -59,6 +65,10 @@ std::optional<std::string> Dialer::failed(const ConnectionPtr& connection, const
   if (is_stranger) {
     cure = "; nobody there has shown within " + std::to_string(unproven_lost_after_ms_ / 1000) +
            " s that it has this job's secret: does something else listen there, or end connections on the way?";
+  }
+  if (is_declined) {
+    cure = "; it ends each one for " + std::to_string(2 * data_lost_after_ms_ / 1000) +
+           " s, since it holds another one, which has been lost here: does something end connections on the way?";
   }
   return "no connection to " + address_of(connection->peer).text() + ": " + failure.why + cure;
 }

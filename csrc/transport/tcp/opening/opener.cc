@@ -60,6 +60,11 @@ bool Opener::look_at(int fd) {
 void Opener::accept() {
   for (int accepted = 0; accepted < Listener::kAcceptsAtOnce; ++accepted) {
     OwnedFd socket = listener_.accept();
+    // Strangers may hold the last descriptors, and the next one in the queue may be a rank.
+    if (!socket && listener_.refusal() && attempts_.drop_silent()) {
+      listener_.resume();
+      socket = listener_.accept();
+    }
     if (!socket) return;
     const int fd = socket.get();
     if (!attempts_.accepted(std::move(socket))) return listener_.has_no_room(errno);
