@@ -17,6 +17,8 @@ NAMES = (
     *("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "XDG_CACHE_HOME", "TZ", "LANG"),
     "_RINGREDUCE_TIMELINE_TAKEN",  # of a rank that has started ringrun: job/recording.py
 )
+OF_ONE_HOST = frozenset({"CUDA_VISIBLE_DEVICES"})
+"""What stays on its host though PREFIXES has it: other hosts have other GPUs, or other ones are free there."""
 PLACES = frozenset(
     prefix + place
     for prefix in ("RINGREDUCE_", "HOROVOD_")
@@ -36,7 +38,7 @@ def without_places(environ: Mapping[str, str]) -> dict[str, str]:
 
 def is_forwarded(name: str) -> bool:
     """Whether a variable goes to other hosts without being asked for."""
-    return name.startswith(PREFIXES) or name in NAMES
+    return (name.startswith(PREFIXES) and name not in OF_ONE_HOST) or name in NAMES
 
 
 def asked_for(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:

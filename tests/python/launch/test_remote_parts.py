@@ -304,6 +304,16 @@ def test_variables_that_go_to_other_hosts() -> None:
         orders(read, {"RINGREDUCE_INIT_TIMEOUT": "soon"})
 
 
+def test_the_gpus_of_this_host_are_chosen_on_others_only_where_the_user_asks() -> None:
+    """As in Horovod (horovod/runner/common/util/env.py); other variables of CUDA's go along."""
+    environ = {"CUDA_VISIBLE_DEVICES": "2", "CUDA_LAUNCH_BLOCKING": "1"}
+    read = options.read(["-H", "elsewhere:2", "true"], "ringrun")
+    assert orders(read, environ).variables == {"CUDA_LAUNCH_BLOCKING": "1"}
+    for asked, value in (("CUDA_VISIBLE_DEVICES", "2"), ("CUDA_VISIBLE_DEVICES=0", "0")):
+        read = options.read(["-H", "elsewhere:2", "-x", asked, "true"], "ringrun")
+        assert orders(read, environ).variables == {"CUDA_LAUNCH_BLOCKING": "1", "CUDA_VISIBLE_DEVICES": value}
+
+
 def test_how_long_a_start_may_take_is_said_as_the_ranks_read_it() -> None:
     def seconds(environ: dict[str, str], *words: str) -> float:
         return orders(options.read(["-H", "elsewhere:2", *words, "true"], "ringrun"), environ).start_s

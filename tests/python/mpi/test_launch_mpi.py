@@ -135,6 +135,15 @@ def test_command(found: loaded.Mpi, given: str, part: str, monkeypatch: pytest.M
     assert environ.keys() - {"OMP_NUM_THREADS"} == {"HOME", "RINGREDUCE_TRANSPORT"}
 
 
+def test_the_gpus_of_this_host_are_not_chosen_on_others() -> None:
+    read = options.read(["--transport", "mpi", "-np", "1", "train"], "ringrun")
+    environ = mpirun.environment(read, {"CUDA_VISIBLE_DEVICES": "2", "CUDA_LAUNCH_BLOCKING": "1"})
+    line = " ".join(mpirun.command(OPEN_MPI_5, read, environ, 1))
+    assert "-x CUDA_LAUNCH_BLOCKING" in line
+    assert "CUDA_VISIBLE_DEVICES" not in line
+    assert environ["CUDA_VISIBLE_DEVICES"] == "2"  # for the ranks of this host
+
+
 def test_what_the_user_has_set_stays() -> None:
     read = options.read(["--transport", "mpi", "-np", "1", "--cache-capacity", "99", "train"], "ringrun")
     environ = mpirun.environment(read, {"OMP_NUM_THREADS": "7"})
