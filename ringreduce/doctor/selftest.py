@@ -5,6 +5,7 @@ Inside a launched job it runs on the job's own ranks; otherwise on two ranks tha
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from ringreduce.launch.python import run_module
 RANKS = 2
 TIMEOUT_S = 60.0  # on an idle machine 1 s
 COUNTS = (2, 1000, 300_001)
+OF_RINGRUN = "ringrun: "
 DTYPES_TESTED = ("float32", "float16", "int32")
 
 
@@ -65,10 +67,26 @@ def on_own_ranks() -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         raise Failed(f"two ranks did not finish within {TIMEOUT_S:g} s") from None
     if done.returncode != 0:
-        said = [line for line in done.stderr.splitlines() if line and not line.startswith("ringrun:")]
-        raise Failed(said[-1] if said else f"exit status {done.returncode} and no message")
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
+        raise Failed(_last_words(done.stderr) or f"exit status {done.returncode} and no message")
+    return _result(done.stdout)
+
+
+def _last_words(stderr: str) -> str:
+    """Why it has failed: a rank's last line, or ringrun's where no rank has said anything."""
+    lines = [line for line in stderr.splitlines() if line]
+    of_ranks = [line for line in lines if not line.startswith(OF_RINGRUN)]
+    return (of_ranks or lines or [""])[-1].removeprefix(OF_RINGRUN)
+
+
+def _result(stdout: str) -> dict[str, Any]:
+    """What as_rank() has printed, as libraries may have printed before and after. Raises Failed."""
+    lines = stdout.splitlines()
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError):
+            result = json.loads(line)
+            if isinstance(result, dict) and "wrong" in result:  # what others print may be JSON too
+                return result
+    raise Failed(f"rank 0 has printed no result, but: {lines[-1]}" if lines else "rank 0 has printed no result")
 
 
 def as_rank() -> int:

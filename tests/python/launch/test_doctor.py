@@ -103,6 +103,35 @@ def test_the_self_test_can_fail(run_ranks: RunRanks) -> None:
         assert result["wrong"] > 0.9 * result["results"]
 
 
+def own_ranks_that(body: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """on_own_ranks() where a shell's commands are in ringrun's place."""
+    monkeypatch.setattr(selftest, "run_module", lambda *_: ["sh", "-c", body])
+    return selftest.on_own_ranks()
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ("echo 'ringrun: cannot run python: no way' >&2", "cannot run python: no way"),
+        ("echo 'InvalidArgumentError: a knob' >&2; echo 'ringrun: rank 0 ended' >&2", "InvalidArgumentError: a knob"),
+        ("echo", "exit status 126 and no message"),
+    ],
+)
+def test_a_self_test_that_fails_says_why(said: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(selftest.Failed) as caught:
+        own_ranks_that(f"{said}; exit 126", monkeypatch)
+    assert str(caught.value) == text
+
+
+def test_the_result_of_the_self_test_is_found_among_other_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = """echo hello; echo '{"wrong": 2}'; echo '{"step": 17}'; echo 17; echo bye"""
+    assert own_ranks_that(said, monkeypatch) == {"wrong": 2}
+    with pytest.raises(selftest.Failed, match="no result, but: bye"):
+        own_ranks_that("echo hello; echo bye", monkeypatch)
+    with pytest.raises(selftest.Failed, match=r"no result$"):
+        own_ranks_that("true", monkeypatch)
+
+
 def test_wrong_elements_are_a_problem(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = {"ranks": 2, "sizes": [2, 2], "results": 10, "wrong": 1, "seconds": 0.1}
     monkeypatch.setattr(selftest, "on_own_ranks", lambda: wrong)
