@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -155,6 +156,7 @@ def read(argv: Sequence[str] | None, prog: str) -> argparse.Namespace:
         raise InvalidArgumentError(f"no program to run; for example: {prog} -np 2 python train.py")
     if options.mpi_args is not None and options.transport != "mpi":
         raise InvalidArgumentError("--mpi-args are for mpirun: give --transport mpi too")
+    options.mpi_words = _mpi_words(options.mpi_args or "")
     if options.output_filename is not None and options.transport == "mpi":
         raise UnavailableError(
             "--output-filename: mpirun carries the output of --transport mpi. Give its own option by --mpi-args: "
@@ -176,6 +178,13 @@ def read(argv: Sequence[str] | None, prog: str) -> argparse.Namespace:
     return options
 
 
+def _mpi_words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise InvalidArgumentError(f"--mpi-args {text}: {error}; quote it as for a shell") from None
+
+
 def _check_ranks(options: argparse.Namespace, prog: str) -> None:
     options.host_list = hosts = named_hosts(options.hosts, options.hostfile)
     options.spans_hosts = False
@@ -184,10 +193,9 @@ def _check_ranks(options: argparse.Namespace, prog: str) -> None:
         options.spans_hosts = any(host.name != THIS_HOST for host in hosts)
     if not options.spans_hosts:
         _name_unused(options)
-        if options.transport != "mpi":
-            words = [word for word in options.x if "=" in word or word in os.environ or not NAME.fullmatch(word)]
-            options.variables = asked_for(words, os.environ) | options.variables
-            options.unused += [f"-x {word} (this variable is not set)" for word in options.x if word not in words]
+        words = [word for word in options.x if "=" in word or word in os.environ or not NAME.fullmatch(word)]
+        options.variables = asked_for(words, os.environ) | options.variables
+        options.unused += [f"-x {word} (this variable is not set)" for word in options.x if word not in words]
     slots = sum(host.slots for host in hosts) if hosts else None
     if options.ranks is None:
         options.ranks = slots
@@ -208,7 +216,6 @@ def _name_unused(options: argparse.Namespace) -> None:
         ("--ssh-port", options.ssh_port),
         ("--ssh-identity-file", options.ssh_identity_file),
         ("--network-interface", options.network_interface),
-        ("-x", options.x if options.transport == "mpi" else []),
     ):
         if given:
             options.unused.append(f"{flag} ({why})")

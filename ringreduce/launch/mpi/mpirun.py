@@ -34,7 +34,7 @@ def run(options: argparse.Namespace, prog: str) -> int:
     found = loaded.find(_interpreter(options.command, environ), environ)
     if found.vendor == "MPICH":  # gives ranks pipes, which Python fills before it passes them on; Open MPI a terminal
         environ.setdefault("PYTHONUNBUFFERED", "1")
-    check_root(found, environ, shlex.split(options.mpi_args or ""))
+    check_root(found, environ, options.mpi_words)
     argv = command(found, options, environ, cores())
     if options.verbose:
         sys.stderr.write(f"{prog}: mpi4py loads {found.library} ({found.file})\n{prog}: running {shlex.join(argv)}\n")
@@ -56,10 +56,9 @@ def environment(options: argparse.Namespace, base: Mapping[str, str]) -> dict[st
 def command(found: loaded.Mpi, options: argparse.Namespace, environ: Mapping[str, str], cores: int) -> list[str]:
     """The whole command line, in the words of this MPI."""
     build = _open_mpi if found.vendor == "Open MPI" else _mpich
-    extra = shlex.split(options.mpi_args or "")
     tagged = sys.stdout.isatty() if options.tag_output is None else options.tag_output
     head = [found.mpirun, "-np", str(options.ranks)]
-    return [*head, *build(found, options, environ, cores_each(options, cores), tagged, extra)]
+    return [*head, *build(found, options, environ, cores_each(options, cores), tagged)]
 
 
 def check_root(found: loaded.Mpi, environ: Mapping[str, str], extra: Sequence[str]) -> None:
@@ -99,7 +98,6 @@ def _open_mpi(
     environ: Mapping[str, str],
     share: int,
     tagged: bool,
-    extra: Sequence[str],
 ) -> list[str]:
     words = _hosts(options, "-H")
     oversubscribed = options.bind == "core" and share == 0
@@ -108,9 +106,9 @@ def _open_mpi(
     if tagged:
         words += ["--output", "tag"] if found.major >= 5 else ["--tag-output"]
     for name in sorted(environ):  # over ssh nothing is inherited
-        if is_forwarded(name):
+        if is_forwarded(name) or name in options.variables:  # the user's -x among them
             words += ["-x", name]
-    return [*words, *extra, *options.command]
+    return [*words, *options.mpi_words, *options.command]
 
 
 def _mpich(
@@ -119,12 +117,11 @@ def _mpich(
     environ: Mapping[str, str],
     share: int,
     tagged: bool,
-    extra: Sequence[str],
 ) -> list[str]:
     words = _hosts(options, "-hosts")
     words += ["-bind-to", f"core:{share}" if share > 1 else "core" if share else "none"]
     words += ["-prepend-rank"] * tagged + ["-genvall"]  # the default, but a configuration may have changed it
-    return [*words, *extra, "sh", "-c", PATIENT_SHELL.format(grace=options.grace), "sh", *options.command]
+    return [*words, *options.mpi_words, "sh", "-c", PATIENT_SHELL.format(grace=options.grace), "sh", *options.command]
 
 
 def _hosts(options: argparse.Namespace, option: str) -> list[str]:

@@ -237,6 +237,7 @@ WRONG = [
     (["-np", "2", "-H", "-oProxyCommand=true:2", "true"], "expected one argument"),
     (["-np", "2", "-H=-oProxyCommand=true:2", "true"], "is not of the form host:slots"),
     (["-np", "2", "--mpi-args=-v", "true"], "give --transport mpi too"),
+    (["-np", "2", "--mpi", "--mpi-args=it's", "true"], "ringrun: --mpi-args it's: No closing quotation"),
     (["-np", "3", "--transport", "mpi", "-H", "remote:2", "true"], "the hosts have 2 slots"),
     (["-np", "2", "--transport", "pigeon", "true"], "invalid choice: 'pigeon'"),
     (["-np", "3", "-H", "localhost:2", "true"], "the hosts have 2 slots"),

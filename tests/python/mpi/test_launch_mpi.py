@@ -144,6 +144,22 @@ def test_the_gpus_of_this_host_are_not_chosen_on_others() -> None:
     assert environ["CUDA_VISIBLE_DEVICES"] == "2"  # for the ranks of this host
 
 
+def test_variables_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINE", "1")
+    monkeypatch.delenv("GONE", raising=False)
+    asked = ["-x", "MINE", "-x", "NEW=a=b", "-x", "GONE", "-x", "CUDA_VISIBLE_DEVICES=0"]
+    read = options.read(["--transport", "mpi", "-np", "1", *asked, "train"], "ringrun")
+    assert read.unused == ["-x GONE (this variable is not set)"]
+    environ = mpirun.environment(read, {"MINE": "1", "OTHER": "2"})
+    assert environ.items() >= {"MINE": "1", "NEW": "a=b", "CUDA_VISIBLE_DEVICES": "0"}.items()
+    words = " ".join(mpirun.command(OPEN_MPI_4, read, environ, 1))
+    assert [name for name in ("CUDA_VISIBLE_DEVICES", "MINE", "NEW") if f"-x {name} " not in words] == []
+    assert "OTHER" not in words
+    assert "-genvall" in mpirun.command(MPICH, read, environ, 1)
+    with pytest.raises(InvalidArgumentError, match="-x RINGREDUCE_RANK: ringrun sets this variable"):
+        options.read(["--mpi", "-np", "1", "-x", "RINGREDUCE_RANK=0", "train"], "ringrun")
+
+
 def test_what_the_user_has_set_stays() -> None:
     read = options.read(["--transport", "mpi", "-np", "1", "--cache-capacity", "99", "train"], "ringrun")
     environ = mpirun.environment(read, {"OMP_NUM_THREADS": "7"})
