@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.launch.hosts import Host, host_text, is_this_host, named_hosts
 
 PASSED_ON = ("--ssh-args", "--ssh-port", "--ssh-identity-file", "--network-interface")
+
+
+class AlsoNames(argparse.Action):
+    """An option that may be repeated, whose value is all its names with commas in between, as in Horovod."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, f"{before},{values}" if before else values)
 
 
 def add_host_options(parser: argparse.ArgumentParser, purpose: str) -> None:
@@ -19,7 +30,7 @@ def add_host_options(parser: argparse.ArgumentParser, purpose: str) -> None:
     add("--ssh-args", metavar="ARGS", help="as ringrun takes it, and so are the following")
     add("-p", "--ssh-port", metavar="PORT")
     add("-i", "--ssh-identity-file", metavar="FILE")
-    add("--network-interface", "--network-interfaces", metavar="IF")
+    add("--network-interface", "--network-interfaces", metavar="IF", action=AlsoNames)
 
 
 def host_list(args: argparse.Namespace) -> list[Host]:

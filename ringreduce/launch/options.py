@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.launch import horovodrun
 from ringreduce.launch.forwarded import NAME, asked_for
+from ringreduce.launch.host_options import AlsoNames
 from ringreduce.launch.hosts import THIS_HOST, merged, named_hosts
 from ringreduce.launch.python import run_script
 
@@ -81,8 +82,10 @@ def parser(prog: str = "ringrun") -> argparse.ArgumentParser:
     add(
         "--network-interface",
         "--network-interfaces",
+        action=AlsoNames,
         metavar="NAME,...",
-        help="of the first host: by which the other hosts may reach it (default: any that they do reach)",
+        help="of the first host: by which the other hosts may reach it (default: any that they do reach); may be "
+        "repeated",
     )
     add(
         "-x",

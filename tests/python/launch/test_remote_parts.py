@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import contextlib
 import errno
@@ -29,7 +30,7 @@ from ringreduce import _core
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.job.tcp.interfaces import Interfaces, interfaces
 from ringreduce.job.tcp.listening_ports import ANY
-from ringreduce.launch import options
+from ringreduce.launch import host_options, options
 from ringreduce.launch.events import handle
 from ringreduce.launch.hosts import Host
 from ringreduce.launch.python import run_code, run_module
@@ -361,6 +362,16 @@ WRONG = [
     (["--start-timeout", "nan"], "RINGREDUCE_INIT_TIMEOUT=nan: expected a number in 0.1..1e6 (s)"),
     (["--start-timeout", "0"], "RINGREDUCE_INIT_TIMEOUT=0: expected a number in 0.1..1e6 (s)"),
 ]
+
+
+def test_interfaces_of_an_option_that_is_repeated() -> None:
+    words = ["--network-interface", "eth0,ib0", "--network-interfaces", "eth1", "--network-interface=ib1"]
+    read = options.read(["-H", "elsewhere:2", *words, "true"], "ringrun")
+    assert orders(read, {}).interfaces == Interfaces("--network-interface", ["eth0", "ib0", "eth1", "ib1"])
+    parser = argparse.ArgumentParser()
+    host_options.add_host_options(parser, "")
+    args = parser.parse_args(["-H", "a,b", *words])
+    assert host_options.ringrun_words(args, [Host("a", 1)])[2:] == ["--network-interface=eth0,ib0,eth1,ib1"]
 
 
 @pytest.mark.parametrize("name", ["network_interface", "network_interfaces"])
