@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import resource
 from collections.abc import Iterator
 
 from ringreduce import config
 from ringreduce.bench import machine
 from ringreduce.doctor.finding import Finding
-from ringreduce.errors import Error
+from ringreduce.errors import Error, UnavailableError
 from ringreduce.horovod_variables import WITHOUT_EFFECT
 from ringreduce.job import environment
+from ringreduce.job.pidfd import check_pidfds
 from ringreduce.launch.quota import cpu_quota
 from ringreduce.plan import processor
 
@@ -20,9 +22,10 @@ FEW_FILES = 1024
 
 
 def hardware() -> Iterator[Finding]:
-    """Cores, huge pages, limits."""
+    """The kernel, cores, huge pages, limits."""
     allowed, online = machine.allowed_cores(), os.cpu_count() or 1
     yield Finding("machine", "cpu", processor())
+    yield _kernel()
     yield Finding("machine", "cores", f"{len(allowed)} allowed of {online} online")
     quota = cpu_quota()
     if quota < math.inf:
@@ -48,6 +51,15 @@ def hardware() -> Iterator[Finding]:
         "note" if low else "ok",
         "every rank holds a descriptor for every other: ulimit -n 4096" if low else "",
     )
+
+
+def _kernel() -> Finding:
+    release = f"Linux {platform.release()}"
+    try:
+        check_pidfds()
+    except UnavailableError as error:
+        return Finding("machine", "kernel", release, "problem", str(error))
+    return Finding("machine", "kernel", release)
 
 
 def launcher() -> Iterator[Finding]:

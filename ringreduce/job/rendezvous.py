@@ -7,7 +7,6 @@ memory is the core's business.
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ from ringreduce.job.deadline import Deadline
 from ringreduce.job.environment import Placement, rendezvous_secret
 from ringreduce.job.handshake import Meeting, receive_fds
 from ringreduce.job.os_errors import errno_text
+from ringreduce.job.pidfd import pidfd_of
 from ringreduce.job.rendezvous_server import RendezvousServer
 
 if TYPE_CHECKING:
@@ -215,13 +215,9 @@ def _pidfd(rank: int, pid: int) -> int:
             f"rank {rank} is in another PID namespace: start all ranks in one container (or --pid=host)"
         )
     try:
-        return os.pidfd_open(pid)
+        return pidfd_of(pid)
     except ProcessLookupError:
         raise PeerLostError(f"rank {rank} (pid {pid}) died during the rendezvous") from None
-    except OSError as error:
-        if error.errno != errno.ENOSYS:
-            raise
-        raise UnavailableError("this kernel has no pidfd_open, by which dead ranks are noticed: Linux >= 5.3") from None
 
 
 def _job_address(job: str, init_count: int) -> bytes:

@@ -5,6 +5,7 @@ Ended ranks stay zombies until close(), so that their process group numbers stay
 
 from __future__ import annotations
 
+import errno
 import os
 import selectors
 import signal
@@ -13,6 +14,8 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from ringreduce.errors import UnavailableError
+from ringreduce.job.pidfd import check_pidfds
 from ringreduce.launch.exits import Exits
 from ringreduce.launch.job import Rank
 from ringreduce.launch.output import Source
@@ -65,6 +68,7 @@ class Processes:
 
         Raises OSError when the command cannot be run.
         """
+        self._check()
         # Until the rank is known here, so that a KeyboardInterrupt leaves nothing behind that close() does not kill.
         with signals_held() as release, self._exits.expect() as expected:
             self._begin_to_guard()
@@ -80,6 +84,15 @@ class Processes:
             rank = Rank(number, os.uname().nodename, popen.pid, time.monotonic())
             self._processes[pidfd] = _Process(popen, rank, sources)
         return rank
+
+    def _check(self) -> None:
+        """Before the first fork: a new process that finds no pidfd can say neither which call failed nor why."""
+        if self._processes:
+            return
+        try:
+            check_pidfds()
+        except UnavailableError as error:
+            raise OSError(errno.ENOSYS, str(error)) from None
 
     def guard_file(self, path: str) -> None:
         """Has the Guardian remove a file where this process is killed: the path is told before there is a file."""

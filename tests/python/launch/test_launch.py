@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import select
@@ -22,6 +23,9 @@ from deadlines import HANG_S, SOON_S
 from processes import completed, ends
 from ranks import clean_environment
 
+from ringreduce.doctor import environment
+from ringreduce.errors import UnavailableError
+from ringreduce.job import rendezvous
 from ringreduce.launch import job as job_module
 from ringreduce.launch import processes as processes_module
 from ringreduce.launch import ringrun as ringrun_module
@@ -218,6 +222,31 @@ def test_a_process_that_could_not_say_that_it_is_there_is_watched_all_the_same()
         assert exits.ended() == []
     os.close(pidfd)
     exits.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [
+        (errno.ENOSYS, "this kernel has no pidfd_open: it takes Linux 5.4 or newer"),
+        (errno.EPERM, "a seccomp filter forbids pidfd_open: allow it, by a newer container runtime or a profile of"),
+    ],
+)
+def test_a_kernel_that_has_no_pidfds_is_told_of_in_one_line(
+    number: int, why: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(pid: int) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    assert ringrun_module.main(["-np", "2", "true"]) == 126
+    said = capfd.readouterr().err
+    assert said.startswith(f"ringrun: cannot run 'true': the end of a rank could not be noticed, as {why}")
+    assert said.count("\n") == 1
+    (kernel,) = (finding for finding in environment.hardware() if finding.name == "kernel")
+    assert kernel.status == "problem"
+    assert why in kernel.hint
+    with pytest.raises(UnavailableError, match=re.escape(why)):
+        rendezvous._pidfd(1, os.getpid())
 
 
 # --- after the first failure ------------------------------------------------------------------------------------------
