@@ -14,6 +14,7 @@ from importlib import metadata
 import ringreduce
 from ringreduce import _core
 from ringreduce.bench import machine
+from ringreduce.common.needs import MINIMA, is_too_old
 from ringreduce.doctor.finding import Finding
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.job import environment
@@ -40,14 +41,15 @@ def package() -> Iterator[Finding]:
     yield Finding("ringreduce", "cpu kernels", f"{machine.isa()} (this machine has {', '.join(_core.isas())})")
     yield Finding("transports", "shm", "yes")
     yield Finding("transports", "mpi", f"between hosts, {'by' if installed_version('mpi4py') else 'needs'} mpi4py")
-    yield Finding("transports", "tcp", _tcp())
+    yield _tcp()
 
 
-def _tcp() -> str:
+def _tcp() -> Finding:
     """Whether ranks of several hosts can be connected by TCP."""
     with contextlib.suppress(UnavailableError):
-        return f"between hosts, by {_core.libcrypto_name()}"
-    return "between hosts, needs OpenSSL's libcrypto.so.3 (libssl3)"
+        return Finding("transports", "tcp", f"between hosts, by {_core.libcrypto_name()}")
+    hint = "OpenSSL's libcrypto.so.3 was not found: apt-get install libssl3, or conda install 'openssl>=3'"
+    return Finding("transports", "tcp", "no job over several hosts by TCP", "note", hint)
 
 
 def mpi() -> Iterator[Finding]:
@@ -105,10 +107,16 @@ def mpi_cuda() -> Iterator[Finding]:
 
 
 def frameworks() -> Iterator[Finding]:
-    """Versions of the frameworks, from their metadata."""
+    """Versions of the frameworks, from their metadata, and whether they are new enough."""
     for name, distributions in FRAMEWORKS.items():
-        found = next((version for version in map(installed_version, distributions) if version), None)
-        yield Finding("frameworks", name, found or "not installed")
+        found = [(one, version) for one in distributions if (version := installed_version(one))]
+        distribution, version = found[0] if found else ("", "")
+        if is_too_old(name, version):
+            least = MINIMA[name]
+            hint = f"ringreduce needs {least} or newer: pip install -U '{distribution}>={least}'"
+            yield Finding("frameworks", name, version, "problem", hint)
+        else:
+            yield Finding("frameworks", name, version or "not installed")
 
 
 def installed_version(distribution: str) -> str | None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fake_cuda
@@ -15,13 +16,16 @@ import pytest
 from processes import completed
 
 from ringreduce import doctor
+from ringreduce.common.needs import MINIMA, need
 from ringreduce.doctor import environment, gpus, selftest, software
 from ringreduce.doctor.finding import Finding, lines, verdict
+from ringreduce.errors import UnavailableError
 from ringreduce.launch.mpi import installations
 from ringreduce.launch.mpi.versions import mpi_version
 
 RunRanks = Callable[..., list[Any]]
 
+ROOT = Path(__file__).resolve().parents[3]
 TOPICS = ["ringreduce", "transports", "MPI", "CUDA", "frameworks", "machine", "knobs", "launcher", "self-test"]
 
 
@@ -178,6 +182,49 @@ def test_mpi_and_frameworks_are_found_without_importing_them() -> None:
     )
     said = completed([sys.executable, "-c", code], check=True).stdout
     assert said.split() == []
+
+
+def test_a_framework_that_is_too_old_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    versions = {"numpy": "1.23.0", "torch": "2.0.1+cu118", "tensorflow-cpu": "2.16.0rc0", "jax": "0.4.30"}
+    monkeypatch.setattr(software, "installed_version", versions.get)
+    found = {finding.name: finding for finding in software.frameworks()}
+    assert [name for name, finding in found.items() if finding.status == "problem"] == ["torch", "jax"]
+    assert found["torch"].hint == "ringreduce needs 2.1 or newer: pip install -U 'torch>=2.1'"
+    assert found["tensorflow"].value == "2.16.0rc0"
+    assert found["keras"].value == "not installed"
+    right = {"ranks": 2, "sizes": [2, 2], "results": 10, "wrong": 0, "seconds": 0.1}
+    monkeypatch.setattr(selftest, "on_own_ranks", lambda: right)
+    assert doctor.main([]) == 1
+    assert "2 ranks, 10 elements, 0 wrong" in capsys.readouterr().out  # which need none of these
+
+
+def test_the_oldest_versions_are_those_that_pip_installs() -> None:
+    least = dict(re.findall(r'"(\w+)>=([\d.]+)"', (ROOT / "pyproject.toml").read_text()))
+    of_no_extra = {"keras"}  # TensorFlow brings it
+    assert {name: least[name] for name in MINIMA.keys() - of_no_extra} | {"keras": "3"} == MINIMA
+
+
+def test_a_package_says_that_its_framework_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.0.1"))
+    text = "ringreduce.torch needs torch 2.1 or newer; 2.0.1 is installed: pip install -U 'ringreduce[torch]'"
+    with pytest.raises(ImportError, match=re.escape(text)):
+        need("torch", "ringreduce.torch", "'ringreduce[torch]'")
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.1.0a0+nv23.9"))
+    need("torch", "ringreduce.torch", "'ringreduce[torch]'")
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    need("torch", "ringreduce.torch", "'ringreduce[torch]'")
+
+
+def test_without_openssl_no_job_spans_hosts_by_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> str:
+        raise UnavailableError("libcrypto.so.3 was not found")
+
+    monkeypatch.setattr(software._core, "libcrypto_name", missing)
+    (tcp,) = (finding for finding in software.package() if finding.name == "tcp")
+    assert (tcp.value, tcp.status) == ("no job over several hosts by TCP", "note")
+    assert "libcrypto.so.3 was not found: apt-get install libssl3" in tcp.hint
 
 
 def test_gpus_are_listed_with_the_roads_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
