@@ -6,6 +6,7 @@ import abc
 import argparse
 import os
 import signal
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -20,6 +21,7 @@ CANNOT_RUN_STATUS = 126
 NOT_FOUND_STATUS = 127
 STDIN, STDOUT, STDERR = 0, 1, 2
 LINE_CHARS = 4000
+QUIET_S = 0.1  # after which the beginning of a line of rank 0's counts as a question to the user
 
 
 def printable(line: str) -> str:
@@ -68,6 +70,8 @@ class Launch(abc.ABC, Generic[AnyJob]):
                 return USAGE_STATUS
             tagged = self.out.terminal if options.tag_output is None else options.tag_output
             lines = [rank_lines(rank, self.out, self.err, tagged, copies[rank]) for rank in range(options.ranks)]
+            for name, taker in zip(("stdout", "stderr"), lines[0], strict=True):
+                taker.on_part = partial(self._expect_question, name, taker)
             self.job.advice = partial(self._advice, lines)
             try:
                 try:
@@ -93,8 +97,18 @@ class Launch(abc.ABC, Generic[AnyJob]):
             return STDIN
         reader, writer = os.pipe2(os.O_CLOEXEC)
         files.callback(os.close, reader)
-        self.keyboard = Keyboard(STDIN, writer, self.job.selector)
+        self.keyboard = Keyboard(STDIN, writer, self.job.selector, self._on_entered)
         return reader
+
+    def _on_entered(self) -> None:
+        for sink in (self.out, self.err):
+            if sink.terminal:
+                sink.end_line()
+
+    def _expect_question(self, name: str, taker: Lines) -> None:
+        """Shows the beginning of a line (of input(), of pdb) unless more comes soon, where the keyboard is rank 0's."""
+        if self.keyboard is not None and self.keyboard.is_open():
+            self.job.timers[f"question on {name}"] = (time.monotonic() + QUIET_S, taker.pass_part)
 
     def _advice(self, lines: list[tuple[Lines, Lines]]) -> str:
         if self.options.as_horovod or not any(of_err.lacks_horovod for _, of_err in lines):

@@ -119,11 +119,15 @@ class Sink(Flow):
         """Whether nothing can be written there any more."""
         self._queue: deque[bytes] = deque()
         self._queued = 0
+        self._line_of: Lines | None = None  # what has put a line whose end is not there yet
 
-    def put(self, text: bytes) -> None:
-        """Queues whole lines."""
+    def put(self, text: bytes, by: Lines | None = None, is_unfinished: bool = False) -> None:
+        """Queues whole lines, or, by whom it says, a part of one, which nobody else's text goes on with."""
         if self.broken or not text:
             return
+        if self._line_of is not None and self._line_of is not by:
+            text = b"\n" + text
+        self._line_of = by if is_unfinished else None
         if not self._queue:
             self.selector.register(self.fd, selectors.EVENT_WRITE, self.flush)
         begin = 0
@@ -134,6 +138,14 @@ class Sink(Flow):
         before, self._queued = self._queued, self._queued + len(text)
         if before <= QUEUE_NBYTES < self._queued:
             self.pause()
+
+    def has_part_of(self, lines: Lines) -> bool:
+        """Whether the last line is a part of one of theirs."""
+        return self._line_of is lines
+
+    def end_line(self) -> None:
+        """The last line has been ended by somebody else: by the user, who has typed on a terminal."""
+        self._line_of = None
 
     def flush(self) -> None:
         """Writes a part, once poll() says that this does not block."""
@@ -244,8 +256,11 @@ class Lines:
         self._ends = (b"\n", b"\r") if returns else (b"\n",)
         self._line = re.compile(rb"[^\r\n]*(?:\r\n|[\r\n])|[^\r\n]+" if returns else rb"[^\n]*\n|[^\n]+")
         self._held = b""
+        self._follows_return = False
         self.lacks_horovod = False
         """Whether the rank has said that there is no module horovod."""
+        self.on_part: Callable[[], None] | None = None
+        """Called when a line's beginning is held, which may be a question to the user. pass_part() passes it on."""
 
     def feed(self, data: bytes) -> None:
         """Passes on what has come, up to the last end of a line."""
@@ -257,18 +272,29 @@ class Lines:
             end = len(self._held)
         lines, self._held = self._held[:end], self._held[end:]
         self.lacks_horovod |= NO_HOROVOD in lines
-        self._sink.put(self._tagged(lines))
+        if lines:
+            self._follows_return = lines.endswith(b"\r")
+            self._sink.put(self._tagged(lines), self)
+        if self._held and not self._follows_return and self.on_part is not None:  # a progress bar asks nothing
+            self.on_part()
+
+    def pass_part(self) -> None:
+        """Passes on what is held of a line."""
+        if self._held:
+            self._sink.put(self._tagged(self._held), self, is_unfinished=True)
+            self._held = b""
 
     def end(self) -> None:
         """Passes on an unfinished last line."""
-        if self._held:
-            self._sink.put(self._tagged(self._held + b"\n"))
+        if self._held or self._sink.has_part_of(self):
+            self._sink.put(self._tagged(self._held + b"\n"), self)
             self._held = b""
 
     def _tagged(self, lines: bytes) -> bytes:
         if not self._prefix:
             return lines
-        return b"".join(self._prefix + line for line in self._line.findall(lines))
+        tagged = b"".join(self._prefix + line for line in self._line.findall(lines))
+        return tagged.removeprefix(self._prefix) if self._sink.has_part_of(self) else tagged
 
 
 def rank_lines(

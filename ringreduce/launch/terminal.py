@@ -62,15 +62,23 @@ class Keyboard:
     Args:
         terminal: descriptor to read, which stays its owner's.
         pipe: writing end, owned and closed at the end of input or when nobody reads it.
+        entered: called when the user has typed the end of a line, which the terminal shows.
     """
 
-    def __init__(self, terminal: int, pipe: int, selector: selectors.BaseSelector) -> None:
+    def __init__(
+        self, terminal: int, pipe: int, selector: selectors.BaseSelector, entered: Callable[[], None] = lambda: None
+    ) -> None:
+        self._entered = entered
         self._terminal = terminal
         self._pipe = pipe
         self._selector = selector
         self._held = b""
         os.set_blocking(pipe, False)
         self.resume()
+
+    def is_open(self) -> bool:
+        """Whether rank 0 can still be given input."""
+        return self._pipe >= 0
 
     def resume(self) -> None:
         """Listens again after SIGCONT, that is when the job may have come to the foreground."""
@@ -110,6 +118,8 @@ class Keyboard:
         if not self._held:
             self.close()
             return
+        if self._held.endswith(b"\n"):
+            self._entered()
         self._selector.unregister(self._terminal)
         self._listen(self._pipe, selectors.EVENT_WRITE, self._write)
 

@@ -6,10 +6,12 @@ import os
 import pty
 import re
 import select
+import selectors
 import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -18,6 +20,8 @@ from deadlines import HANG_S, SOON_S
 from processes import completed
 from ranks import clean_environment
 from test_launch import RINGRUN, python, ringrun, running
+
+from ringreduce.launch.output import Sink, rank_lines
 
 WRITE_IN_PIECES = """
     import os
@@ -184,6 +188,45 @@ def test_on_a_terminal_output_is_tagged_and_rank_0_hears_the_keyboard() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     finally:
         os.close(terminal)
+
+
+def test_a_question_of_rank_0_is_shown_before_the_answer_is_there() -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        code = "import os\nif os.environ['RINGREDUCE_RANK'] == '0': print('hello', input('name? '))"
+        os.execve(RINGRUN[0], [*RINGRUN, "-np", "2", *python(code)], clean_environment())
+    try:
+        _read_until(terminal, rb"\[0\]<stdout>: name\? $")
+        os.write(terminal, b"bob\n")
+        screen = _read_until(terminal, rb"hello bob\r\n")
+        assert screen == b"bob\r\n[0]<stdout>: hello bob\r\n"
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    finally:
+        os.close(terminal)
+
+
+def test_the_rest_of_a_line_goes_on_with_its_beginning_unless_another_rank_has_written() -> None:
+    with selectors.PollSelector() as selector, tempfile.TemporaryFile() as file:
+        sink = Sink(file.fileno(), selector)
+        (out, _), (other, _) = (rank_lines(rank, sink, sink, True, (None, None)) for rank in (0, 1))
+        told: list[None] = []
+        out.on_part = lambda: told.append(None)
+        for taker, text in ((out, b"a\nb"), (None, b""), (out, b"c\nd"), (None, b""), (other, b"e\n"), (out, b"f\n")):
+            if taker is None:
+                out.pass_part()
+            else:
+                taker.feed(text)
+        assert len(told) == 2
+        out.feed(b"g")
+        out.pass_part()
+        out.pass_part()
+        out.end()
+        out.end()
+        while not sink.empty():
+            sink.flush()
+        file.seek(0)
+        said = ["[0]: a", "[0]: bc", "[0]: d", "[1]: e", "[0]: f", "[0]: g"]
+        assert file.read().decode().replace("<stdout>", "").splitlines() == said
 
 
 def test_ranks_save_their_work_when_the_terminal_goes_away(tmp_path: Path) -> None:
