@@ -27,7 +27,7 @@ const std::vector<Knob>& knobs() {
        "how long init() waits for the other ranks"},
       {"RINGREDUCE_SPIN_US", "us", "0..1e6", "50", "",
        "how long a blocked call polls before it sleeps (0: not at all); at most 8 yields when ranks share cores, and "
-       "between hosts until two yields have lost the core"},
+       "between hosts 16 yields at least, unless one has lost the core for 0.5 ms within 0.1 s"},
       {"RINGREDUCE_FUSION_THRESHOLD", "bytes", "0..1e12", "134217728", "HOROVOD_FUSION_THRESHOLD",
        "asynchronous all-reduces are fused into buckets of at most this size; 0 = no fusion. Where it is set, the "
        "gradients of torch's DistributedOptimizer too (else 32 MiB); the same on all ranks"},

@@ -91,10 +91,12 @@ Block take_fitting(Blocks& of, size_t size) {
   return found;
 }
 
-// The oldest free block, where there are more than are kept; at: null where not.
-Block take_surplus() noexcept {
+// The oldest free block, where there are more than are kept or it is too old; at: null where not.
+Block take_surplus(int64_t now) noexcept {
   const auto of = blocks().lock();
-  if (of->free.empty() || of->counts.kept_nbytes <= 2 * of->most_used_nbytes) return {nullptr, 0, 0};
+  if (of->free.empty()) return {nullptr, 0, 0};
+  const bool is_old = now - of->free.front().free_since_ns > kKeptNs;
+  if (!is_old && of->counts.kept_nbytes <= 2 * of->most_used_nbytes) return {nullptr, 0, 0};
   const Block oldest = of->free.front();
   of->free.erase(of->free.begin());
   of->counts.kept_nbytes -= oldest.nbytes;
@@ -144,7 +146,7 @@ void GiveBackScratch::operator()(std::byte* block) const noexcept {
       ::operator delete[](block, alignment_of(nbytes));
     }
   }
-  for (Block surplus = take_surplus(); surplus.at != nullptr; surplus = take_surplus()) give_to_system(surplus);
+  for (Block surplus = take_surplus(now); surplus.at != nullptr; surplus = take_surplus(now)) give_to_system(surplus);
 }
 
 ScratchCounts scratch_counts() { return blocks().lock()->counts; }

@@ -95,23 +95,34 @@ void StageWriter::note(Phase phase, bool was_streamed, int64_t ns, size_t nbytes
   Taken& taken = was_streamed ? compared.streamed : compared.cached;
   taken.ns += ns;
   taken.nbytes += nbytes;
+  compared.is_new = true;
 }
 
-// By phase, since a rank may fold pages of one kind and copy pages of the other.
+// By phase, since a rank may fold pages of one kind and copy pages of the other. A phase that has few bytes so far is
+// waited for; but what other operations have left of it, and these have nothing of, is forgotten.
 void StageWriter::judge() {
   double cached_ns = 0;
   double streamed_ns = 0;
-  for (const auto& [cached, streamed] : phases_) {
-    const size_t nbytes = cached.nbytes + streamed.nbytes;
-    if (nbytes == 0) continue;
-    if (std::min(cached.nbytes, streamed.nbytes) < kLeastCompared) return;
-    cached_ns += cached.per_byte() * static_cast<double>(nbytes);
-    streamed_ns += streamed.per_byte() * static_cast<double>(nbytes);
+  bool is_complete = true;
+  bool only_writes = true;
+  for (size_t phase = 0; phase < phases_.size(); ++phase) {
+    Compared& compared = phases_[phase];
+    const auto& [cached, streamed, is_new] = compared;
+    if (std::min(cached.nbytes, streamed.nbytes) >= kLeastCompared) {
+      const auto nbytes = static_cast<double>(cached.nbytes + streamed.nbytes);
+      cached_ns += cached.per_byte() * nbytes;
+      streamed_ns += streamed.per_byte() * nbytes;
+      only_writes &= phase == static_cast<size_t>(Phase::kPut);
+    } else if (is_new) {
+      is_complete = false;
+    } else {
+      compared = {};
+    }
+    compared.is_new = false;
   }
-  if (cached_ns == 0) return;
-  const auto has = [](const Compared& phase) { return phase.cached.nbytes != 0; };
-  const auto& [put, fold, take] = phases_;
-  if (!has(fold) && !has(take)) {
+  if (!is_complete || cached_ns == 0) return;
+  if (only_writes) {
+    const Compared& put = phases_[static_cast<size_t>(Phase::kPut)];
     streamed_ns +=
         static_cast<double>(kDearerNs) / kCacheLine * static_cast<double>(put.cached.nbytes + put.streamed.nbytes);
   }

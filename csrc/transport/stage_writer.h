@@ -90,6 +90,7 @@ class StageWriter {
   struct Compared {
     Taken cached;
     Taken streamed;
+    bool is_new = false;  // something has been noted since the last judgement
   };
 
   WriteMode mode_;

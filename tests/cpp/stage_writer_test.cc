@@ -147,6 +147,14 @@ TEST_CASE("the stage compares each phase with itself") {
   CHECK_FALSE(writer.streams());
 }
 
+TEST_CASE("what another operation has left of a phase holds up no judgement") {
+  StageWriter writer("auto");
+  writer.note(Phase::kFold, false, kFast, 4096);
+  writer.judge();
+  for (int i = 0; i < 5; ++i) compare(writer, true);
+  CHECK(writer.streams());
+}
+
 TEST_CASE("a rank that only writes goes past the caches only where writing through them takes much longer") {
   const auto streams_after = [](int64_t cached_ns) {
     StageWriter writer("auto");

@@ -185,7 +185,7 @@ ROWS = (
     Mutation(
         "tcp-who-does-not-read",
         "csrc/os/tcp/acknowledged.cc",
-        "info.unacked() != 0 && info.snd_wnd() != 0;",
+        "info.unacked() != 0 && has_room;",
         "true;",
         ("tcp_test::tcp: a connection of data whose peer does not read",),
     ),
@@ -265,7 +265,7 @@ ROWS = (
     Mutation(
         "tcp-both-drop",
         "csrc/transport/tcp/closings.cc",
-        "    discard_what_has_come(one->first);\n",
+        "    discard_what_has_come(fd);\n",
         "",
         ("closings_test::closings: two sides",),
     ),

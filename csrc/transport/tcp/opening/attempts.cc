@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "base/clock.h"
+
 namespace rr {
 namespace {
 
@@ -14,6 +16,7 @@ namespace {
 constexpr size_t kUnprovenMost = 64;
 constexpr size_t kUnprovenPerRank = 4;
 constexpr size_t kDescriptorsPerUnproven = 8;
+constexpr int64_t kToSpeakNs = 100'000'000;  // a rank says who it is at once
 
 size_t unproven_most(size_t size) {
   const size_t wanted = std::max(kUnprovenMost, kUnprovenPerRank * size);
@@ -69,9 +72,10 @@ void Attempts::make_room() {
 }
 
 bool Attempts::drop_silent() {
+  const int64_t before_ns = now_ns() - kToSpeakNs;
   int first = -1;
   for (const auto& [fd, attempt] : under_way_) {
-    if (!attempt->is_silent()) continue;
+    if (!attempt->is_silent() || attempt->began_ns > before_ns || has_more_to_read(fd)) continue;
     if (first < 0 || attempt->began_ns < under_way_.at(first)->began_ns) first = fd;
   }
   if (first >= 0) end(first, Attempt::Outcome::kDropped);

@@ -13,6 +13,7 @@ namespace rr {
 namespace {
 
 constexpr int kLeastUnproven = 5;
+constexpr int kLeastDeclined = 20;         // a process that was stopped for a while has not seen so many
 constexpr int64_t kRedialNs = 50'000'000;  // after the first attempt that was dropped; doubled up to
 constexpr int64_t kRedialMostNs = 400'000'000;
 
@@ -48,10 +49,10 @@ std::optional<std::string> Dialer::failed(const ConnectionPtr& connection, const
                            now - tries.unproven_since_ns >= unproven_lost_after_ms_ * int64_t{1'000'000};
   // A peer ends a connection so where another of the two counts: that one is open soon, or given up after the limit.
   const bool was_declined = failure.has_answer && failure.is_proven;
-  if (!was_declined) tries.declined_since_ns = 0;
-  if (was_declined && tries.declined_since_ns == 0) tries.declined_since_ns = now;
+  if (!was_declined) tries.declined = 0;
+  if (was_declined && tries.declined++ == 0) tries.declined_since_ns = now;
   const bool is_declined =
-      was_declined && now - tries.declined_since_ns >= 2 * data_lost_after_ms_ * int64_t{1'000'000};
+      tries.declined >= kLeastDeclined && now - tries.declined_since_ns >= 2 * data_lost_after_ms_ * int64_t{1'000'000};
   // Refused is no answer: the peer may have ended, or a packet filter refuses what only the peer may begin.
   const bool is_lost = !failure.has_answer && (failure.has_timed_out || now - tries.unanswered_since_ns >=
                                                                             limit_ms(*connection) * int64_t{1'000'000});
@@ -68,7 +69,7 @@ std::optional<std::string> Dialer::failed(const ConnectionPtr& connection, const
   }
   if (is_declined) {
     cure = "; it ends each one for " + std::to_string(2 * data_lost_after_ms_ / 1000) +
-           " s, since it holds another one, which has been lost here: does something end connections on the way?";
+           " s, as if it held another one, which has been lost here: does something end connections on the way?";
   }
   return "no connection to " + address_of(connection->peer).text() + ": " + failure.why + cure;
 }

@@ -52,7 +52,8 @@ class Dialer {
     int64_t unanswered_since_ns = 0;  // 0: the peer has answered the last one
     int unproven = 0;                 // ends of connections by who has not shown the job's key, in a row
     int64_t unproven_since_ns = 0;    // the first of them
-    int64_t declined_since_ns = 0;    // 0: the last one was not ended by a peer that has shown the key
+    int declined = 0;                 // ends by a peer that has shown the key, in a row
+    int64_t declined_since_ns = 0;    // the first of them
   };
   struct Redial {
     ConnectionPtr connection;

@@ -68,6 +68,11 @@ void Listener::resume() {
   if (!has_turned_away_ && !is_awaited(socket_.get())) refusal_.reset();
 }
 
+void Listener::try_again() {
+  if (--refusal_->attempts == 0) refusal_.reset();
+  resume();
+}
+
 void Listener::close() {
   if (socket_) events_.remove(socket_.get());
   socket_.reset();

@@ -1,6 +1,7 @@
 // The socket at which other ranks, and strangers, connect to this one. Of the network's thread.
 #pragma once
 
+#include <cerrno>
 #include <optional>
 
 #include "os/epoll.h"
@@ -29,6 +30,9 @@ class Listener {
   void has_room();
   void has_no_room(int error);
   void resume();
+  // After accept() had no descriptor, and one has been freed: as if it had not been called.
+  void try_again();
+  bool lacks_descriptor() const { return refusal_ && (refusal_->error == EMFILE || refusal_->error == ENFILE); }
   void close();
 
  private:

@@ -61,8 +61,8 @@ void Opener::accept() {
   for (int accepted = 0; accepted < Listener::kAcceptsAtOnce; ++accepted) {
     OwnedFd socket = listener_.accept();
     // Strangers may hold the last descriptors, and the next one in the queue may be a rank.
-    if (!socket && listener_.refusal() && attempts_.drop_silent()) {
-      listener_.resume();
+    if (!socket && listener_.lacks_descriptor() && attempts_.drop_silent()) {
+      listener_.try_again();
       socket = listener_.accept();
     }
     if (!socket) return;
