@@ -1,12 +1,13 @@
 // How a rank writes what another rank reads next: through its caches, or past them.
 //
 // A store to a line that another core has read takes that line back first, and a reader fetches what is in the caches
-// of another core from there. Which way is faster depends on where the two cores are. Ns per 64 B line, virtual
-// machines of EPYC processors that are moved from one placement to another while they run:
+// of another core from there. Which way is faster depends on where the two cores are. Two ranks, virtual machines of
+// EPYC processors that are moved from one placement to another while they run, ns per 64 B line (a fold reads a line of
+// the other rank and writes one):
 //
-//                    one core: write, read    one L3: write, read    two L3s: write, read
-//     cached                1, 1.5                  1.5, 7                 21 - 27, 3
-//     streamed              2, 3.7                  2, 3                   2, 3
+//                     one core: put, fold, take     one L3: put, fold, take     two L3s: write, read
+//     cached              1.7, 2.6, 1.8                 4.3, 17.5, 2.4              21 - 27, 3
+//     streamed            5.0, 8.5, 2.1                 4.5,  9.0, 2.2              2, 3
 //
 // So both ways are compared from time to time. That is a matter of this rank alone: it changes times, never bits.
 #pragma once
