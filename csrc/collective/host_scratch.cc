@@ -60,21 +60,6 @@ std::byte* allocate(size_t nbytes) {
 
 void give_to_system(const Block& block) noexcept { ::operator delete[](block.at, alignment_of(block.nbytes)); }
 
-void give_to_system(const std::vector<Block>& blocks) noexcept {
-  for (const Block& block : blocks) give_to_system(block);
-}
-
-// The free blocks that is_so says, which nobody else has from then on.
-template <class Predicate>
-std::vector<Block> taken_out(Blocks& of, Predicate is_so) {
-  const auto from =
-      std::stable_partition(of.free.begin(), of.free.end(), [&](const Block& block) { return !is_so(block); });
-  std::vector<Block> out(from, of.free.end());
-  of.free.erase(from, of.free.end());
-  for (const Block& block : out) of.counts.kept_nbytes -= block.nbytes;
-  return out;
-}
-
 // The smallest free block of so many bytes; at: null where none fits.
 Block take_fitting(Blocks& of, size_t size) {
   const size_t most = std::max(2 * size, kHugePageNbytes);  // a larger one will be wanted for what it was made for
@@ -103,30 +88,33 @@ Block take_surplus(int64_t now) noexcept {
   return oldest;
 }
 
+// The system's part, which may take long, is not done under the lock.
+void give_back_surplus(int64_t now) noexcept {
+  for (Block surplus = take_surplus(now); surplus.at != nullptr; surplus = take_surplus(now)) give_to_system(surplus);
+}
+
 // What is free goes back to the system where it has no more.
 std::byte* allocate_at_any_price(size_t nbytes) {
   try {
     return allocate(nbytes);
   } catch (const std::bad_alloc&) {
-    give_to_system(taken_out(*blocks().lock(), [](const Block&) { return true; }));
+    std::vector<Block> all;
+    {
+      const auto of = blocks().lock();
+      all.swap(of->free);
+      of->counts.kept_nbytes = 0;
+    }
+    for (const Block& block : all) give_to_system(block);
     return allocate(nbytes);
   }
 }
 
 }  // namespace
 
-// The system's part, which may take long, is not done under the lock.
 HostScratch take_scratch(size_t nbytes) {
   const size_t size = rounded(nbytes);
-  const int64_t now = now_ns();
-  std::vector<Block> unused;
-  Block found;
-  {
-    const auto of = blocks().lock();
-    unused = taken_out(*of, [&](const Block& block) { return now - block.free_since_ns > kKeptNs; });
-    found = take_fitting(*of, size);
-  }
-  give_to_system(unused);
+  give_back_surplus(now_ns());
+  Block found = take_fitting(*blocks().lock(), size);
   if (found.at == nullptr) {
     found = {allocate_at_any_price(size), size, 0};
     blocks().lock()->use(size);
@@ -146,7 +134,7 @@ void GiveBackScratch::operator()(std::byte* block) const noexcept {
       ::operator delete[](block, alignment_of(nbytes));
     }
   }
-  for (Block surplus = take_surplus(now); surplus.at != nullptr; surplus = take_surplus(now)) give_to_system(surplus);
+  give_back_surplus(now);
 }
 
 ScratchCounts scratch_counts() { return blocks().lock()->counts; }

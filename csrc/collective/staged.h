@@ -89,10 +89,10 @@ class Staged : public Algorithm {
 template <class Work>
 void Staged::in_slot(const std::byte* at, size_t nbytes, Work work) {
   if (!compares_) return work(size_t{0}, nbytes, team_.writer->streams());
-  const size_t in_slot = static_cast<size_t>(at - team_.stage.slots) % team_.stage.slot_stride;
+  const size_t offset = static_cast<size_t>(at - team_.stage.slots) % team_.stage.slot_stride;
   for (size_t begin = 0; begin < nbytes;) {
-    const size_t page = (in_slot + begin) / kPageNbytes;
-    const size_t n = std::min(nbytes - begin, (page + 1) * kPageNbytes - (in_slot + begin));
+    const size_t page = (offset + begin) / kPageNbytes;
+    const size_t n = std::min(nbytes - begin, (page + 1) * kPageNbytes - (offset + begin));
     const bool streams = StageWriter::is_streamed(round_, page);
     const int64_t start = now_ns();
     work(begin, n, streams);

@@ -366,6 +366,13 @@ TEST_CASE("tcp: a connection of data whose peer does not read is not lost") {
   CHECK_NOTHROW(wait_for([&] { return link->push(bytes.data(), bytes.size()) == 0 && now_ns() > until_ns; }));
 }
 
+Fd unconnected() { return Fd(static_cast<int>(check_sys(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket"))); }
+
+bool has_ended(const Fd& connected) {
+  std::byte nothing;
+  return ::recv(connected.get(), &nothing, 1, MSG_DONTWAIT) >= 0 || errno != EAGAIN;
+}
+
 TEST_CASE("tcp: strangers take an eighth of the descriptors at most") {
   rlimit usual = {};
   check_sys(::getrlimit(RLIMIT_NOFILE, &usual), "getrlimit");
@@ -377,14 +384,9 @@ TEST_CASE("tcp: strangers take an eighth of the descriptors at most") {
   const auto network = TcpNetwork::create(std::move(options));
   check_sys(::setrlimit(RLIMIT_NOFILE, &usual), "setrlimit");
   std::vector<Fd> strangers;
-  const auto ended = [&] {
-    return std::count_if(strangers.begin(), strangers.end(), [](const Fd& one) {
-      std::byte nothing;
-      return ::recv(one.get(), &nothing, 1, MSG_DONTWAIT) >= 0 || errno != EAGAIN;
-    });
-  };
+  const auto ended = [&] { return std::count_if(strangers.begin(), strangers.end(), has_ended); };
   for (int i = 0; i < 100; ++i) {
-    strangers.emplace_back(static_cast<int>(check_sys(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket")));
+    strangers.push_back(unconnected());
     check_sys(::connect(strangers.back().get(), own.get(), own.nbytes), "connect");
   }
   CHECK_NOTHROW(wait_for([&] { return ended() == 100 - 512 / 8; }));
@@ -409,7 +411,7 @@ class WithoutDescriptors {
       if (fd >= 0) called_ = Fd(fd);
       return fd >= 0;
     });
-    caller_ = Fd(static_cast<int>(check_sys(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket")));
+    caller_ = unconnected();
     const rlimit tight{256, usual_.rlim_max};
     check_sys(::setrlimit(RLIMIT_NOFILE, &tight), "setrlimit");
     for (int fd; (fd = ::dup(caller_.get())) >= 0;) others_.emplace_back(fd);
@@ -465,17 +467,9 @@ TEST_CASE("tcp: a stranger who says nothing gives way where no descriptor is lef
   TcpOptions options = {0, std::move(socket), {own, own}, key_of(7)};
   options.data_lost_after_ms = 600'000;  // nobody ends because its time is up
   const auto network = TcpNetwork::create(std::move(options));
-  const auto stranger = [&] {
-    Fd fd(static_cast<int>(check_sys(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), "socket")));
-    return fd;
-  };
   const auto call = [&](const Fd& fd) { check_sys(::connect(fd.get(), to.get(), to.nbytes), "connect"); };
-  const auto has_ended = [](const Fd& one) {
-    std::byte nothing;
-    return ::recv(one.get(), &nothing, 1, MSG_DONTWAIT) >= 0 || errno != EAGAIN;
-  };
-  const Fd first = stranger();
-  const Fd second = stranger();
+  const Fd first = unconnected();
+  const Fd second = unconnected();
   const auto descriptors = [] {
     return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
   };
