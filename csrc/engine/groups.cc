@@ -88,12 +88,12 @@ bool Groups::must_poll_device() const {
   return must;
 }
 
-bool Groups::must_poll() const {
+LinkNeed Groups::link_need() const {
   const std::unique_lock lock(executor_, std::try_to_lock);
-  if (!lock.owns_lock()) return true;  // somebody is at work, so there is some
-  bool must = is_in_transit();
-  for_each([&](Group& group) { must |= group.must_poll(); });
-  return must;
+  if (!lock.owns_lock() || is_in_transit()) return LinkNeed::kOthers;  // somebody is at work, so there is some
+  LinkNeed need = LinkNeed::kNobody;
+  for_each([&](Group& group) { need = std::max(need, group.link_need()); });
+  return need;
 }
 
 int64_t Groups::linger_until_ns() const {

@@ -12,9 +12,13 @@ namespace {
 
 constexpr int64_t kSleepNs = 100000000;  // a blocked call looks after its peers this often
 constexpr int64_t kPollNs = 50000;       // links to other hosts ring no bell, so somebody looks this often
-// The engine, for whom nobody waits, looks less and less often: after a quarter of the time in which nothing has come.
-// So what comes is seen late by so much, and a rank that computes keeps its core.
-constexpr int64_t kPatienceShare = 4;
+// The engine, for whom nobody waits, looks less and less often: it sleeps as long as nothing has come, within these
+// limits. A look by Open MPI takes 20 us from a rank that computes (4 hosts of 1 rank on 2 cores, steps of 1 ms of
+// computing and 8 B: after 50 us and then a quarter of that time 2.72 ms a step).
+constexpr int64_t kEngineNapNs = 3 * kPollNs;
+// So long where only callers of its own rank could want what comes, who look themselves (such steps: 2.44 ms; by the
+// limits above 2.54).
+constexpr int64_t kCallersNs = 2'000'000;
 // Links that have a reader ring. Then somebody looks this often, at what ranks of one host tell their leader without a
 // bell, such as how far they have come (one rank alone after the others have joined, 2000 operations: 0.4 s, by 100 ms
 // 15 s).
@@ -23,13 +27,13 @@ constexpr int64_t kUnrungNs = 500000;
 // is woken by the reader's thread, which the kernel has woken, comes later (8 B, 4 hosts of one rank
 // on 2 cores: 234 us instead of 277).
 constexpr int64_t kQuietNs = 10000000;
-// The engine leaves the links to a thread that waits and has looked at them so lately, or is in the middle of a step:
-// two pollers cost twice (2 hosts of 1 rank, no shaping, 1 / 4 / 16 MiB: 0.8 / 0.9 / 0.75 of the time).
+// The engine leaves the links to a thread that has looked at them so lately, or is in the middle of a step: two pollers
+// cost twice (2 hosts of 1 rank, no shaping, 1 / 4 / 16 MiB: 0.8 / 0.9 / 0.75 of the time).
 constexpr int64_t kDrivenNs = 4 * kPollNs;
-// It then looks again after as long as threads have looked at them without a pause, at most so long; or after so long
-// at once where that thread's wait is for many bytes, and is rung when the thread goes (4 MiB, 4 hosts, 1 Gbit/s: 310
-// sleeps a call, by 0.2 ms 460). Once it is rung it begins anew. What arrives after the last of many short waits, and
-// for which nobody here has called anything, is seen so much later, once.
+// The engine then looks again after so long where that thread still waits, which rings when it leaves work behind (4
+// MiB, 4 hosts, 1 Gbit/s: 310 sleeps a call, by 0.2 ms 460). Where no thread waits at the moment, it looks after as
+// long as threads have looked without a pause, at most so long. Once it is rung it begins anew. What arrives after the
+// last of many short waits, and for which nobody here has called anything, is seen so much later, once.
 constexpr int64_t kLeftMostNs = 2'000'000;
 // A wait on links that has lasted so long is for many bytes, not for one message: it looks once every two naps' time,
 // also just after something has come, and leaves the core to whoever works (Open MPI, 16 MiB, 4 hosts on 2 cores: 219
@@ -50,7 +54,7 @@ constexpr int kYields = 8;
 // links 1. To sleep after two yields that were taken costs more than it leaves to the others (named 8 B 118 to 158 us,
 // 4 KiB 300 to 410). But one that took so long was taken by somebody who computes, for a slice of time of the kernel's
 // (2.8 ms): such a yield is worse than a sleep, from which a thread is woken before who computes. So waits do not yield
-// for a while.
+// for a while, and sleep a quarter of the time in which nothing has come: each look takes the core from who computes.
 constexpr int64_t kSliceNs = 500000;
 constexpr int64_t kUnyieldingNs = 100000000;
 
@@ -88,16 +92,18 @@ class Watch {
 };
 }  // namespace
 
-// A thread that waits for many bytes looks at the links, and for as long as this lives the engine need not.
-class WaitLoop::BulkWait {
+// A thread that waits looks at the links, and for as long as this lives the engine need not.
+class WaitLoop::LinkWait {
  public:
-  explicit BulkWait(WaitLoop& loop) : loop_(loop) { loop_.bulk_waits_.fetch_add(1); }
-  ~BulkWait() {
-    loop_.bulk_waits_.fetch_sub(1);
-    if (loop_.engine_leaves_links_.load()) loop_.wake_engine();
+  explicit LinkWait(WaitLoop& loop) : loop_(loop) { loop_.link_waits_.fetch_add(1); }
+  ~LinkWait() {
+    const bool is_last = loop_.link_waits_.fetch_sub(1) == 1;
+    if (is_last && loop_.engine_leaves_links_.load() && loop_.from_.groups.link_need() == LinkNeed::kOthers) {
+      loop_.wake_engine();
+    }
   }
-  BulkWait(const BulkWait&) = delete;
-  BulkWait& operator=(const BulkWait&) = delete;
+  LinkWait(const LinkWait&) = delete;
+  LinkWait& operator=(const LinkWait&) = delete;
 
  private:
   WaitLoop& loop_;
@@ -124,7 +130,8 @@ bool WaitLoop::wait_until(const std::function<bool()>& done, const std::function
   int64_t came_ns = began_ns;  // when something was last done
   bool may_yield = began_ns >= unyielding_until_ns_.load(std::memory_order_relaxed);
   const auto is_bulk = [&] { return has_links && now_ns() - began_ns > kBulkNs; };
-  std::optional<BulkWait> bulk_wait;
+  std::optional<LinkWait> link_wait;
+  if (has_links && has_work()) link_wait.emplace(*this);
   bool has_napped = false;  // and nothing has come since: one look at the links is as good as 50 us of them
   const auto polled_enough = [&] {
     ++polls;
@@ -161,7 +168,6 @@ bool WaitLoop::wait_until(const std::function<bool()>& done, const std::function
     if (done()) return true;
     if (has_work() && from_.groups.progress(false)) continue;
     add(stats_->sleeps, 1);
-    if (!bulk_wait && is_bulk()) bulk_wait.emplace(*this);
     const bool polls_device = from_.gpu.is_busy();
     // Without work of its own a rank waits for what its host's leader hears, which rings: nothing comes on its links
     // (a barrier of 4 hosts of 64 ranks, all threads of one process on 2 cores: 33 to 1.3 ms of CPU time a rank).
@@ -169,11 +175,12 @@ bool WaitLoop::wait_until(const std::function<bool()>& done, const std::function
     const bool polls_links = uses_links && (from_.network.reader == nullptr || now_ns() - came_ns < kQuietNs);
     const Watch watch(uses_links && !polls_links ? from_.network.reader.get() : nullptr);
     const bool may_change_unrung = has_links && is_unrung && is_unrung();
+    const int64_t shortest_ns = is_bulk() ? 2 * kPollNs : kPollNs;
     const int64_t nap_ns = polls_device   ? kDeviceNapNs
                            : !uses_links  ? (may_change_unrung ? kUnrungNs : kSleepNs)
                            : !polls_links ? kUnrungNs
-                           : is_bulk()    ? 2 * kPollNs
-                                          : kPollNs;
+                           : may_yield    ? shortest_ns
+                                          : std::clamp((now_ns() - came_ns) / 4, shortest_ns, kUnrungNs);
     const ShortNaps exact(polls_device);
     const Woken woken = sleep_on(bell, seen, deadline.left_ns(nap_ns));
     has_napped = (polls_links || polls_device) && woken != Woken::kRung;
@@ -208,9 +215,8 @@ void WaitLoop::run_engine() {
         if (driven_since_ns == 0) driven_since_ns = now;
         // One of the two sees the other: the thread that goes, or the engine that falls asleep.
         engine_leaves_links_.store(true);
-        const bool is_bulk = bulk_waits_.load() != 0;
-        const Woken woken = sleep_on(idle_bell, seen_idle,
-                                     is_bulk ? kLeftMostNs : std::clamp(now - driven_since_ns, kDrivenNs, kLeftMostNs));
+        const int64_t unwaited_ns = std::clamp(now - driven_since_ns, kDrivenNs, kLeftMostNs);
+        const Woken woken = sleep_on(idle_bell, seen_idle, link_waits_.load() != 0 ? kLeftMostNs : unwaited_ns);
         engine_leaves_links_.store(false);
         if (woken == Woken::kRung) driven_since_ns = 0;  // there is something to do
         continue;
@@ -230,11 +236,12 @@ void WaitLoop::run_engine() {
         const bool polls_device = from_.gpu.is_busy();
         const ShortNaps exact(polls_device);
         const Watch watch(from_.network.reader.get());
-        const int64_t patience_ns = std::clamp((now - moved_ns) / kPatienceShare, kPollNs, kUnrungNs);
+        const LinkNeed need = from_.groups.link_need();
         const int64_t nap_ns = polls_device                      ? kDeviceNapNs
-                               : !from_.groups.must_poll()       ? kSleepNs
+                               : need == LinkNeed::kNobody       ? kSleepNs
                                : from_.network.reader != nullptr ? kUnrungNs
-                                                                 : patience_ns;
+                               : need == LinkNeed::kCallers      ? kCallersNs
+                                                                 : std::clamp(now - moved_ns, kEngineNapNs, kUnrungNs);
         if (sleep_on(busy_bell, seen_busy, nap_ns) == Woken::kRung) moved_ns = now_ns();
         continue;
       }

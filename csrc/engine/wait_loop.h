@@ -47,7 +47,7 @@ class WaitLoop {
   void run_engine();
   void stop();
 
-  class BulkWait;
+  class LinkWait;
 
   const From from_;
   Bell* wait_bell_ = nullptr;    // on which this rank's callers sleep
@@ -55,7 +55,7 @@ class WaitLoop {
   WaitLine* wait_line_ = nullptr;
   Stats* stats_ = nullptr;
   std::atomic<int64_t> unyielding_until_ns_{0};   // waits on links do not yield until then
-  std::atomic<int> bulk_waits_{0};                // threads that look at links, and wait for many bytes
+  std::atomic<int> link_waits_{0};                // threads that wait, and look at links
   std::atomic<bool> engine_leaves_links_{false};  // the engine sleeps: a waiting thread looks at them
   std::atomic<bool> stop_{false};
 };

@@ -14,6 +14,10 @@
 
 namespace rr {
 
+// Who waits for what links that ring no bell bring. kCallers: calls of this rank alone, which look at the links
+// themselves as soon as they wait. kOthers: also other ranks, or a rank's log.
+enum class LinkNeed { kNobody, kCallers, kOthers };
+
 class Group {
  public:
   Group(Context& context, int fd, std::vector<int> world_ranks, int id);
@@ -87,7 +91,13 @@ class Group {
   }
   bool is_joining() const { return joining_.is_joining(); }
   // Links to other hosts ring no bell: while there is work, somebody has to look.
-  bool must_poll() const { return hosts_.several() && is_busy(); }
+  LinkNeed link_need() const {
+    if (!hosts_.several() || !is_busy()) return LinkNeed::kNobody;
+    // Else all that is under way is quick operations of the only rank of its host, whose messages have been sent.
+    const bool is_others = hosts_.here().size() > 1 || joining_.is_joining() || relay_.has_backlog() ||
+                           pending_counts_.operations.load(std::memory_order_relaxed) != 0;
+    return is_others ? LinkNeed::kOthers : LinkNeed::kCallers;
+  }
 
   // Executor lock held, for all below. True when something moved.
   bool progress(bool from_engine);
