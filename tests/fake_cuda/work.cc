@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "cuda_host.h"
 #include "gpu/cuda/launch/tables.h"
+#include "gpu/cuda_host.h"
 #include "memory.h"
 
 using namespace rr;

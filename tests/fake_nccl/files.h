@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string>
 
-#include "../cpp/reduce_oracle.h"
+#include "support/reduce_oracle.h"
 
 namespace fake_nccl {
 

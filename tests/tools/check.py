@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from python_tests import path_of
+from files_of_tests import path_of
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -111,7 +111,7 @@ def quick_tests(files: Sequence[str]) -> tuple[set[str], set[str]]:
     python: set[str] = set()
     for name in files:
         path = Path(name)
-        if path.match("tests/cpp/*_test.cc"):
+        if path.match("tests/cpp/*/*_test.cc"):
             cpp.add(path.stem)
         elif path.match("tests/python/*/test_*.py"):
             python.add(path.name)

@@ -19,7 +19,7 @@ from mutations import Mutation
 PROGRAM = "tests/cpp/rr_tests"
 COMPILE_LIMIT_S = 300
 FAKES = ("libfakecuda.so", "fake_nccl")
-"""What the tests load, by its place in the build folder (tests/cpp/fake_library.h)."""
+"""What the tests load, by its place in the build folder (tests/cpp/fakes/fake_library.h)."""
 DOCTEST_OPTIONS = ("--abort-after=1", "--no-version")
 MOST_GIB = 8
 

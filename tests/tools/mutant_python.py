@@ -7,9 +7,9 @@ import shutil
 import sys
 from pathlib import Path
 
+from files_of_tests import path_of
 from mutant import ROOT, Ended, Unfit, Verdict, broken, ended
 from mutations import Mutation
-from python_tests import path_of
 
 PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "--tb=short", f"--rootdir={ROOT}", f"-c{ROOT / 'pyproject.toml'}")
 MARK = "\n__import__('pathlib').Path({folder!r}, str(__import__('os').getpid())).touch()\n"

@@ -1,6 +1,6 @@
 // The functions of the CUDA driver that we call, from libcuda.so.1 at run time: no cuda.h, nothing linked.
 //
-// Types are declared here under our own names (tests/cpp/cuda_abi.cc compares them with cuda.h where that is
+// Types are declared here under our own names (tests/cpp/gpu/cuda_abi.cc compares them with cuda.h where that is
 // installed); functions are looked up by the versioned names under which the library exports them, so that a newer
 // driver keeps giving us the same signature. The oldest driver that has them all is that of CUDA 11.7.
 #pragma once

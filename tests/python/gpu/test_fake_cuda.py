@@ -1,4 +1,4 @@
-"""The fake CUDA driver, as far as Python tests rely on it; tests/cpp/cuda_device_test.cc does the rest."""
+"""The fake CUDA driver, as far as Python tests rely on it; tests/cpp/gpu/cuda_device_test.cc does the rest."""
 
 import os
 import sys

@@ -105,7 +105,7 @@ def reads(name: str) -> bool:
         base = {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1", "HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "1"}
         base |= {"HOROVOD_CROSS_RANK": "0", "HOROVOD_CROSS_SIZE": "1"}
         return detect(environ=base | {name: "1"}).job != detect(environ=base | {name: "2"}).job
-    return name == "HOROVOD_STALL_CHECK_DISABLE"  # tests/cpp/config_test.cc
+    return name == "HOROVOD_STALL_CHECK_DISABLE"  # tests/cpp/base/config_test.cc
 
 
 def test_the_page_has_every_variable_with_what_the_code_does() -> None:

@@ -1,5 +1,5 @@
 """The MPI transport on every MPI that is here, all with the same built core: links in jobs that its own mpirun starts
-(tests/python/mpi/links.py), and the conformance suite of tests/cpp/link_test.cc on it."""
+(tests/python/mpi/links.py), and the conformance suite of tests/cpp/transport/link_test.cc on it."""
 
 import json
 import os

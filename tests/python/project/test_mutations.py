@@ -11,10 +11,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests" / "tools"))
+from files_of_tests import cpp_path_of, path_of  # noqa: E402
 from mutant import Unfit, broken  # noqa: E402
 from mutation import sample  # noqa: E402
 from mutations import MUTATIONS, Mutation  # noqa: E402
-from python_tests import path_of  # noqa: E402
 
 LEAST = 30
 
@@ -26,7 +26,7 @@ def test_a_row_fits(row: Mutation) -> None:
     for name in row.tests:
         file, _, function = name.partition("::")
         if not row.is_python:
-            source = (ROOT / "tests" / "cpp" / f"{file}.cc").read_text()
+            source = cpp_path_of(file).read_text()
             assert re.search(r'TEST_CASE\(\s*"' + re.escape(function), source)
             continue
         tree = ast.parse(path_of(file).read_text())

@@ -2,10 +2,15 @@
 
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
+
+sys.path.insert(0, str(ROOT / "tests" / "tools"))
+
+from files_of_tests import cpp_path_of  # noqa: E402
 
 FENCED = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 IN_CODE = re.compile(r"`[^`]*`")
@@ -113,6 +118,6 @@ def test_every_test_that_a_page_names_is_there() -> None:
             assert re.search(rf"^def {name}\(", (ROOT / "tests" / "python" / file).read_text(), re.MULTILINE), name
             count += 1
         for file, name in re.findall(r"`(\w+_test): ([^`]+)`", text):
-            assert name in (ROOT / "tests" / "cpp" / f"{file}.cc").read_text(), name
+            assert name in cpp_path_of(file).read_text(), name
             count += 1
     assert count > 50

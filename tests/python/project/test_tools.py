@@ -14,8 +14,8 @@ ROOT = TESTS.parent
 sys.path.insert(0, str(TESTS / "tools"))
 
 import check  # noqa: E402
+import files_of_tests  # noqa: E402
 import parts  # noqa: E402
-import python_tests  # noqa: E402
 
 
 def test_every_room_of_a_quick_check_is_there_and_so_are_its_tests() -> None:
@@ -23,9 +23,9 @@ def test_every_room_of_a_quick_check_is_there_and_so_are_its_tests() -> None:
         assert list(ROOT.glob(f"{room}*")), room
         assert cpp or python, room
         for name in cpp.split():
-            assert (TESTS / "cpp" / f"{name}.cc").is_file(), f"{room}: {name}"
+            assert files_of_tests.cpp_path_of(name).is_file(), f"{room}: {name}"
         for name in python.split():
-            assert python_tests.path_of(name).is_file(), f"{room}: {name}"
+            assert files_of_tests.path_of(name).is_file(), f"{room}: {name}"
 
 
 def test_every_folder_of_code_has_a_room() -> None:
@@ -45,7 +45,7 @@ def test_every_folder_of_code_has_a_room() -> None:
         ("csrc/engine/gpu/device_queue.cc", "device_queue_test", "test_package.py"),
         ("ringreduce/torch/distributed/work.py", None, "test_distributed.py"),
         ("ringreduce/torch/optimizer/buckets.py", None, "test_optimizer.py"),
-        ("tests/cpp/join_test.cc", "join_test", None),
+        ("tests/cpp/engine/join_test.cc", "join_test", None),
         ("tests/python/core/test_async.py", None, "test_async.py"),
     ],
 )

@@ -1,7 +1,0 @@
-#include "fake_mpi.h"
-
-namespace rr {
-
-FakeMpi::~FakeMpi() = default;
-
-}  // namespace rr

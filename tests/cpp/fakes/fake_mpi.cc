@@ -1,0 +1,7 @@
+#include "fakes/fake_mpi.h"
+
+namespace rr {
+
+FakeMpi::~FakeMpi() = default;
+
+}  // namespace rr
