@@ -15,20 +15,10 @@ from typing import TYPE_CHECKING, Any
 from ringreduce import _core, config, plan, state
 from ringreduce.collectives import buffers
 from ringreduce.errors import InvalidArgumentError, NotInitializedError
-from ringreduce.job import (
-    communicators,
-    environment,
-    failure_report,
-    inheritance,
-    mpi,
-    places,
-    recording,
-    rendezvous,
-    shutdown_cause,
-    uncaught,
-)
+from ringreduce.job import communicators, environment, inheritance, mpi, places, recording, rendezvous
 from ringreduce.job.absent import AbsentGroup
 from ringreduce.job.deadline import Deadline
+from ringreduce.job.failure import failure_report, shutdown_cause, uncaught
 from ringreduce.job.process_sets import ProcessSet, global_process_set, register, registered_as
 from ringreduce.job.report_interval import Reported, ReportInterval
 

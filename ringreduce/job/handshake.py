@@ -7,7 +7,8 @@ user. The server turns away a stranger, who cannot authenticate, and the meeting
 leaves or times out ends the meeting for everyone with the same error. Nothing is unpickled, no message exceeds a few
 kilobytes, every wait has the meeting's deadline.
 
-This file holds the messages and the client's side; rendezvous_server.py holds the server's.
+This file holds the messages, the client's side, and what errors of the operating system say on both sides;
+rendezvous_server.py holds the server's.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ringreduce.errors import (
@@ -147,6 +148,23 @@ def send_error(connection: socket.socket, error: Error) -> None:
 def told_error(kind: str, text: str) -> Error:
     """The error that another rank has raised and told: one of STATUSES, by its name."""
     return {known.__name__: known for known in STATUSES}.get(kind, HorovodInternalError)(text)
+
+
+@contextlib.contextmanager
+def errno_text(me: str, where: str) -> Iterator[None]:
+    """Gives a bare OSError its rank and address, and says what to do where no file descriptor is left."""
+    try:
+        yield
+    except Error:
+        raise  # ringreduce.TimeoutError is an OSError too
+    except OSError as error:
+        text = f"{me} at {where}: {error}"
+        if error.errno == errno.EMFILE:
+            text += ": a rank needs a file descriptor for each other one: raise the limit (ulimit -n)"
+        elif error.errno == errno.ENFILE:
+            text += ": the host's programs have too many files open: raise the limit (sysctl fs.file-max)"
+        lacks = error.errno in (errno.EMFILE, errno.ENFILE)
+        raise (UnavailableError if lacks else HorovodInternalError)(text) from error
 
 
 def receive_fds(meeting: Meeting, rank: int, deadline: Deadline) -> list[int]:

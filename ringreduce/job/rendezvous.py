@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 from ringreduce.errors import Error, PeerLostError, UnavailableError
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.environment import Placement, rendezvous_secret
-from ringreduce.job.handshake import Meeting, receive_fds
-from ringreduce.job.os_errors import errno_text
+from ringreduce.job.handshake import Meeting, errno_text, receive_fds
 from ringreduce.job.pidfd import pidfd_of
 from ringreduce.job.rendezvous_server import RendezvousServer
 

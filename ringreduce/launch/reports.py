@@ -1,4 +1,4 @@
-"""What ended a rank, in its own words: the launcher's side. The rank's is ringreduce/job/uncaught.py."""
+"""What ended a rank, in its own words: the launcher's side. The rank's is ringreduce/job/failure/uncaught.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import selectors
 import socket
 
-from ringreduce.job.uncaught import OF_ANOTHER_RANK, REPORT_NBYTES, report_address
+from ringreduce.job.failure.uncaught import OF_ANOTHER_RANK, REPORT_NBYTES, report_address
 
 REPEATED = tuple(f"ringreduce.errors.{name}:" for name in OF_ANOTHER_RANK)
 """How an exception begins that repeats what another rank died of."""

@@ -29,8 +29,8 @@ def main(call_fd: int, result_fd: int) -> int:
     except BaseException as error:
         if isinstance(error, SystemExit) and error.code in (None, 0):
             raise
-        if "ringreduce.job.uncaught" in sys.modules:  # the function has used ringreduce
-            sys.modules["ringreduce.job.uncaught"].tell_of(error)
+        if "ringreduce.job.failure.uncaught" in sys.modules:  # the function has used ringreduce
+            sys.modules["ringreduce.job.failure.uncaught"].tell_of(error)
         answer = (False, traceback.format_exc(), _dumps_exception(error))
     if os.getpid() != me:  # a child that the function has forked, and that has returned too
         return 0

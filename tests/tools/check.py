@@ -66,6 +66,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "ringreduce/gpu/": ("", "test_gpu_libraries.py test_gpu_on_fake_driver.py"),
     "ringreduce/jax/": ("", "test_jax_collectives.py"),
     "ringreduce/job/": ("", "test_lifecycle.py test_rendezvous.py test_process_sets.py test_package.py"),
+    "ringreduce/job/failure/": ("", "test_uncaught.py test_package.py"),
     "ringreduce/keras/": ("", "test_keras_names.py"),
     "ringreduce/lab/": ("", "test_lab.py"),
     "ringreduce/launch/": ("", "test_launch.py test_launch_parts.py test_launch_output.py"),

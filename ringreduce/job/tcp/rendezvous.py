@@ -36,8 +36,7 @@ from ringreduce import _core, config
 from ringreduce.errors import Error, InvalidArgumentError, MismatchError, PeerLostError, TimeoutError
 from ringreduce.job import places
 from ringreduce.job.deadline import CHECK_S, Deadline
-from ringreduce.job.handshake import same_mac, told_error
-from ringreduce.job.os_errors import errno_text
+from ringreduce.job.handshake import errno_text, same_mac, told_error
 from ringreduce.job.tcp.agents_secret import is_of_an_agent
 from ringreduce.job.tcp.dial import first_connected
 from ringreduce.job.tcp.listening_ports import ANY, VARIABLE, allowed_ports, listening, meeting_ports

@@ -28,8 +28,7 @@ from ringreduce.errors import (
 )
 from ringreduce.job import places
 from ringreduce.job.deadline import Deadline
-from ringreduce.job.handshake import same_mac
-from ringreduce.job.os_errors import errno_text
+from ringreduce.job.handshake import errno_text, same_mac
 from ringreduce.job.tcp.listening_ports import ANY, addresses_of, listening
 from ringreduce.job.tcp.rendezvous import (
     CHALLENGE_NBYTES,

@@ -24,8 +24,9 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from ringreduce import _core, plan
 from ringreduce.errors import Error, NotInitializedError
-from ringreduce.job import failure_report, recording, shutdown_cause, store_rendezvous, uncaught
+from ringreduce.job import recording, store_rendezvous
 from ringreduce.job.absent import AbsentGroup
+from ringreduce.job.failure import failure_report, shutdown_cause, uncaught
 from ringreduce.job.report_interval import Reported
 from ringreduce.torch.profiling import profiled
 

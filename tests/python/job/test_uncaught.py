@@ -18,13 +18,13 @@ from ranks import clean_environment, run_ranks
 
 from ringreduce.collectives.buffers import readable
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.job import uncaught
-from ringreduce.job.uncaught import report_address
+from ringreduce.job.failure import uncaught
+from ringreduce.job.failure.uncaught import report_address
 from ringreduce.launch.reports import Causes, Reports
 
 PROLOGUE = """
 import os, sys, types
-from ringreduce.job import uncaught
+from ringreduce.job.failure import uncaught
 uncaught.GRACE_S = 0.0
 
 running = {"size": 2, "initialized": True, "finalized": False}
@@ -334,7 +334,10 @@ def told(how: str) -> str | None:
         except (ValueError, StopIteration):
             rr.shutdown()
     elif how == "interrupted":
-        with pytest.raises(KeyboardInterrupt), patch("ringreduce.job.uncaught.cause", side_effect=KeyboardInterrupt):
+        with (
+            pytest.raises(KeyboardInterrupt),
+            patch("ringreduce.job.failure.uncaught.cause", side_effect=KeyboardInterrupt),
+        ):
             fails(ValueError)
         assert rr.is_initialized()  # so that the next one leaves
         rr.shutdown()

@@ -80,9 +80,10 @@ MAY_IMPORT = {
     "watch": {"_core", "errors", "exit_on_signal", "timeline"},
     "plan": {"_core", "errors", "config"},
     "job": {"_core", "errors", "state", "config", "timeline", "plan"},
+    "job/failure": {"_core", "errors", "config", "job"},
     "collectives": {"_core", "errors", "state", "gpu", "job"},
     "features": {"_core", "errors", "state", "gpu", "job"},
-    "basics": {"_core", "errors", "state", "config", "plan", "job", "collectives"},
+    "basics": {"_core", "errors", "state", "config", "plan", "job", "job/failure", "collectives"},
     "common": {"_core", "errors", "state", "config", "features", "job", "collectives", "basics"},
     "api": {"gpu", "collectives", "common"},
     "__init__": {"no_core"},
@@ -125,7 +126,8 @@ MAY_IMPORT["torch/mpi_ops"] = BELOW_FRAMEWORKS | _TENSORS | {"torch/collectives"
 MAY_IMPORT["torch/optimizer"] = MAY_IMPORT["torch/mpi_ops"] | {"torch/functions"}
 MAY_IMPORT["torch/local_sgd"] = MAY_IMPORT["torch/optimizer"] | {"torch/optimizer"}
 MAY_IMPORT["torch/elastic"] = BELOW_FRAMEWORKS | {"torch/mpi_ops"}
-MAY_IMPORT["torch/distributed"] = BELOW_FRAMEWORKS | {"plan"} | {"torch/profiling", "torch/cuda", "torch/tensors"}
+MAY_IMPORT["torch/distributed"] = BELOW_FRAMEWORKS | {"job/failure", "plan"}
+MAY_IMPORT["torch/distributed"] |= {"torch/profiling", "torch/cuda", "torch/tensors"}
 MAY_IMPORT["torch/lightning"] = BELOW_FRAMEWORKS
 MAY_IMPORT["torch/__init__"] = BELOW_FRAMEWORKS | {name for name in MAY_IMPORT if name.startswith("torch/")}
 MAY_IMPORT["tensorflow"] = BELOW_FRAMEWORKS
@@ -133,7 +135,7 @@ MAY_IMPORT["jax"] = BELOW_FRAMEWORKS
 MAY_IMPORT["keras"] = BELOW_FRAMEWORKS | {"torch/__init__", "torch/compression", "tensorflow", "jax"}
 MAY_IMPORT["tensorflow/keras"] = MAY_IMPORT["tensorflow"] | {"tensorflow", "keras"}
 MAY_IMPORT["compat"] = set()
-MAY_IMPORT["launch"] = {"errors", "horovod_variables", "job", "compat"}
+MAY_IMPORT["launch"] = {"errors", "horovod_variables", "job", "job/failure", "compat"}
 MAY_IMPORT["compat/path"] = {"features", "job", "common", "compat", "launch"}
 MAY_IMPORT["lab"] = {"errors", "exit_on_signal", "launch"}
 MAY_IMPORT["bench"] = BELOW_FRAMEWORKS | {"exit_on_signal", "launch", "plan", "timeline", "lab"}

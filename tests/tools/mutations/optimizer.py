@@ -377,14 +377,14 @@ ROWS = (
     ),
     Mutation(
         "handled-before",
-        "ringreduce/job/shutdown_cause.py",
+        "ringreduce/job/failure/shutdown_cause.py",
         " or _MARK in vars(error):",
         ":",
         ("test_uncaught.py::test_what_is_a_cause",),
     ),
     Mutation(
         "childs-end",
-        "ringreduce/job/uncaught.py",
+        "ringreduce/job/failure/uncaught.py",
         "error.__traceback__.tb_frame.f_code is bootstrap",
         "True",
         ("test_uncaught.py::test_children_of_multiprocessing",),

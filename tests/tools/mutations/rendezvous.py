@@ -85,7 +85,7 @@ ROWS = (
     ),
     Mutation(
         "two-hooks",
-        "ringreduce/job/uncaught.py",
+        "ringreduce/job/failure/uncaught.py",
         "    if is_inner:\n        return\n",
         "",
         ("test_uncaught.py::test_when_it_aborts",),

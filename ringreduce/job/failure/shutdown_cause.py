@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 
 from ringreduce.errors import HorovodInternalError
-from ringreduce.job import uncaught
+from ringreduce.job.failure import uncaught
 
 NO_CAUSES = (HorovodInternalError, StopIteration, StopAsyncIteration)
 """The other ranks have the first, too; the others say that a rank has done all its steps."""
