@@ -14,7 +14,7 @@ from ringreduce.bench.memory import check_room
 from ringreduce.bench.options import Options, parse
 from ringreduce.bench.start import started
 from ringreduce.errors import Error
-from ringreduce.launch.host_options import without_host_options
+from ringreduce.launch.command_line.host_options import without_host_options
 
 
 def main(argv: Sequence[str]) -> int:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from ringreduce.bench.collectives import COLLECTIVES
 from ringreduce.bench.oracle import DTYPES, OPS
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.launch.host_options import add_host_options, hosts_and_ranks, ringrun_words
-from ringreduce.launch.hosts import Host
+from ringreduce.launch.command_line.host_options import add_host_options, hosts_and_ranks, ringrun_words
+from ringreduce.launch.command_line.hosts import Host
 
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 DEFAULT_RANKS = 2

@@ -11,7 +11,7 @@ from ringreduce.bench.options import DEFAULT_RANKS
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job import environment
 from ringreduce.launch import ringrun
-from ringreduce.launch.hosts import Host
+from ringreduce.launch.command_line.hosts import Host
 from ringreduce.launch.python import run_module
 
 

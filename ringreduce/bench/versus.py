@@ -27,7 +27,7 @@ from ringreduce.bench.peers.ours import Ours
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.exit_on_signal import exit_on_signal
 from ringreduce.job import environment
-from ringreduce.launch.host_options import hosts_text
+from ringreduce.launch.command_line.host_options import hosts_text
 from ringreduce.timeline.whole_file import check_writable
 
 if TYPE_CHECKING:

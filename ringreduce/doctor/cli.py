@@ -13,7 +13,7 @@ from ringreduce.doctor import environment, gpus, hosts, selftest, software
 from ringreduce.doctor.finding import Finding, lines, verdict
 from ringreduce.errors import Error
 from ringreduce.job.environment import detect
-from ringreduce.launch.host_options import add_host_options, host_list
+from ringreduce.launch.command_line.host_options import add_host_options, host_list
 
 
 def main(argv: Sequence[str]) -> int:

@@ -14,8 +14,8 @@ from ringreduce.bench.pair import pairs
 from ringreduce.doctor import network
 from ringreduce.doctor.finding import Finding
 from ringreduce.doctor.probe import CALL_S, MEET_S
-from ringreduce.launch.host_options import host_list, ringrun_words
-from ringreduce.launch.hosts import THIS_HOST, Host, is_this_host
+from ringreduce.launch.command_line.host_options import host_list, ringrun_words
+from ringreduce.launch.command_line.hosts import THIS_HOST, Host, is_this_host
 from ringreduce.launch.python import run_module
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from ringreduce.launch.forwarded import PLACES
+from ringreduce.launch.command_line.forwarded import PLACES
 
 PACKAGE = Path(__file__).resolve().parents[2]
 PLACE_PREFIXES = (

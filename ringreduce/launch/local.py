@@ -8,7 +8,7 @@ import subprocess
 from contextlib import ExitStack
 
 from ringreduce.launch.binding import cpu_shares, in_words
-from ringreduce.launch.hosts import place_on_one_host
+from ringreduce.launch.command_line.hosts import place_on_one_host
 from ringreduce.launch.launch import Launch
 from ringreduce.launch.output import Lines, output_pipe
 from ringreduce.launch.spawn import new_rendezvous, rank_environment

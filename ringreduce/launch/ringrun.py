@@ -1,4 +1,4 @@
-"""The ringrun command: starts N ranks of a program and sees them through; options.py has its contract.
+"""The ringrun command: starts N ranks of a program and sees them through. Its contract: command_line/options.py.
 
 Ranks on this host alone are local.py's, ranks on several hosts remote/'s. With --transport mpi it hands over to an
 mpirun (mpirun.py).
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from ringreduce import compat
 from ringreduce.errors import Error
-from ringreduce.launch import options as command_line
+from ringreduce.launch.command_line import options as command_line
 from ringreduce.launch.launch import CANNOT_RUN_STATUS, STDERR, STDIN, STDOUT, USAGE_STATUS
 from ringreduce.launch.local import LocalLaunch
 

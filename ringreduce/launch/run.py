@@ -14,13 +14,14 @@ from contextlib import ExitStack
 from typing import Any
 
 from ringreduce.errors import InvalidArgumentError, TimeoutError, UnavailableError
-from ringreduce.launch import horovodrun, worker
+from ringreduce.launch import worker
 from ringreduce.launch.binding import cpu_shares
 from ringreduce.launch.call import Result, append, memory_file, pickled
-from ringreduce.launch.forwarded import without_places
-from ringreduce.launch.hosts import THIS_HOST, Host, filled, merged, named_hosts, place_on_one_host
+from ringreduce.launch.command_line import horovodrun
+from ringreduce.launch.command_line.forwarded import without_places
+from ringreduce.launch.command_line.hosts import THIS_HOST, Host, filled, merged, named_hosts, place_on_one_host
+from ringreduce.launch.command_line.options import GRACE_S, MAX_RANKS
 from ringreduce.launch.launch import STDERR, STDOUT, printable
-from ringreduce.launch.options import GRACE_S, MAX_RANKS
 from ringreduce.launch.output import Lines, Sink, output_pipe, rank_copies, rank_lines
 from ringreduce.launch.remote.call import CallJob, call_orders
 from ringreduce.launch.spawn import new_rendezvous, rank_environment

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from ringreduce.launch.binding import cores_of, thread_share
-from ringreduce.launch.hosts import Place
+from ringreduce.launch.command_line.hosts import Place
 from ringreduce.launch.terminal import TAKEN
 
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>

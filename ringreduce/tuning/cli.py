@@ -19,7 +19,12 @@ from ringreduce.bench.options import positive
 from ringreduce.bench.start import started
 from ringreduce.errors import Error, InvalidArgumentError
 from ringreduce.job.collective_json import allgather_json
-from ringreduce.launch.host_options import add_host_options, hosts_and_ranks, ringrun_words, without_host_options
+from ringreduce.launch.command_line.host_options import (
+    add_host_options,
+    hosts_and_ranks,
+    ringrun_words,
+    without_host_options,
+)
 from ringreduce.plan import FILE_NBYTES, VARIABLE, Plan, processor, ranks_by_host
 from ringreduce.timeline.ranges import ranges
 from ringreduce.timeline.whole_file import whole_file

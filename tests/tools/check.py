@@ -70,6 +70,7 @@ ROOMS: dict[str, tuple[str, str]] = {
     "ringreduce/keras/": ("", "test_keras_names.py"),
     "ringreduce/lab/": ("", "test_lab.py"),
     "ringreduce/launch/": ("", "test_launch.py test_launch_parts.py test_launch_output.py"),
+    "ringreduce/launch/command_line/": ("", "test_launch_parts.py test_horovod_settings.py"),
     "ringreduce/launch/remote/": ("", "test_remote_parts.py test_ringrun_hosts.py"),
     "ringreduce/tensorflow/": ("", "test_tensorflow_names.py test_tensorflow_ops.py"),
     "ringreduce/timeline/": (

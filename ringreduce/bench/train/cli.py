@@ -22,8 +22,8 @@ from ringreduce.bench.train.options import Options, parse
 from ringreduce.errors import Error, UnavailableError
 from ringreduce.exit_on_signal import exit_on_signal
 from ringreduce.launch.binding import cores_of, cpu_shares, thread_share
-from ringreduce.launch.host_options import hosts_text
-from ringreduce.launch.hosts import Host
+from ringreduce.launch.command_line.host_options import hosts_text
+from ringreduce.launch.command_line.hosts import Host
 
 
 def main(argv: Sequence[str]) -> int:

@@ -11,9 +11,9 @@ from ringreduce.bench.train.frameworks import FRAMEWORKS
 from ringreduce.bench.train.modes import ALWAYS, METHODS, MODES
 from ringreduce.bench.train.optimizers import OPTIMIZERS
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.launch.host_options import add_host_options, host_list, refuse_for_others, ringrun_words
-from ringreduce.launch.hosts import Host, is_this_host
-from ringreduce.launch.options import MAX_RANKS
+from ringreduce.launch.command_line.host_options import add_host_options, host_list, refuse_for_others, ringrun_words
+from ringreduce.launch.command_line.hosts import Host, is_this_host
+from ringreduce.launch.command_line.options import MAX_RANKS
 
 DATA = ("fashion-mnist", "synthetic")
 DEFAULT_RANKS = 2

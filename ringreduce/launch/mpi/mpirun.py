@@ -15,8 +15,8 @@ from pathlib import Path
 
 from ringreduce.errors import UnavailableError
 from ringreduce.launch.binding import cores_of, thread_share
-from ringreduce.launch.forwarded import is_forwarded, without_places
-from ringreduce.launch.hosts import Host, host_text, is_this_host
+from ringreduce.launch.command_line.forwarded import is_forwarded, without_places
+from ringreduce.launch.command_line.hosts import Host, host_text, is_this_host
 from ringreduce.launch.mpi import loaded
 from ringreduce.launch.mpi.versions import ROOT_PERMITS
 

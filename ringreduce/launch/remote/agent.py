@@ -26,9 +26,9 @@ from ringreduce.job.rendezvous import host_identity
 from ringreduce.job.tcp.interfaces import interfaces
 from ringreduce.launch import worker
 from ringreduce.launch.binding import cpu_shares
+from ringreduce.launch.command_line.forwarded import without_places
+from ringreduce.launch.command_line.hosts import Place
 from ringreduce.launch.events import handle
-from ringreduce.launch.forwarded import without_places
-from ringreduce.launch.hosts import Place
 from ringreduce.launch.job import Rank
 from ringreduce.launch.output import Flow, Sink, Source, output_pipe
 from ringreduce.launch.processes import Processes

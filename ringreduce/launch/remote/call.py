@@ -10,9 +10,9 @@ from typing import Any
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.launch.call import Result
-from ringreduce.launch.hosts import Host
+from ringreduce.launch.command_line.hosts import Host
+from ringreduce.launch.command_line.options import GRACE_S
 from ringreduce.launch.launch import STDERR, STDOUT
-from ringreduce.launch.options import GRACE_S
 from ringreduce.launch.output import Lines, Taker
 from ringreduce.launch.remote.job import Orders, RemoteJob
 from ringreduce.launch.remote.launch import orders, why_no_interface

@@ -14,7 +14,7 @@ from ringreduce.job.tcp.interfaces import Interfaces
 from ringreduce.job.tcp.listening_ports import ANY
 from ringreduce.job.tcp.rendezvous import address_text
 from ringreduce.launch.binding import in_words
-from ringreduce.launch.hosts import THIS_HOST, Host, Place, places_on_hosts
+from ringreduce.launch.command_line.hosts import THIS_HOST, Host, Place, places_on_hosts
 from ringreduce.launch.job import ENDING, Job, Rank
 from ringreduce.launch.launch import CANNOT_RUN_STATUS, NOT_FOUND_STATUS
 from ringreduce.launch.output import Flow, Sink, Taker

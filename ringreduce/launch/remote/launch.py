@@ -13,8 +13,8 @@ from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.tcp.interfaces import Interfaces
 from ringreduce.job.tcp.job import host_and_port, init_timeout_s
 from ringreduce.job.tcp.listening_ports import VARIABLE, allowed_ports
-from ringreduce.launch.forwarded import PLACES, asked_for, is_forwarded, without_places
-from ringreduce.launch.hosts import filled
+from ringreduce.launch.command_line.forwarded import PLACES, asked_for, is_forwarded, without_places
+from ringreduce.launch.command_line.hosts import filled
 from ringreduce.launch.launch import STDERR, STDIN, STDOUT, Launch
 from ringreduce.launch.output import Lines
 from ringreduce.launch.remote.job import Orders, RemoteJob

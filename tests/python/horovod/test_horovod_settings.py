@@ -19,7 +19,8 @@ from ringreduce import config
 from ringreduce.errors import Error, UnavailableError
 from ringreduce.horovod_variables import WITHOUT_EFFECT
 from ringreduce.job.environment import detect
-from ringreduce.launch import horovodrun, options, ringrun
+from ringreduce.launch import ringrun
+from ringreduce.launch.command_line import horovodrun, options
 from ringreduce.launch.python import run_module
 
 VARIABLES = """

@@ -17,7 +17,7 @@ from tcp_jobs import run_on_hosts, secret_file
 
 from ringreduce.lab.lab import Lab
 from ringreduce.lab.requirements import missing
-from ringreduce.launch import options
+from ringreduce.launch.command_line import options
 
 ROOT = EXAMPLES.parent
 KUBERNETES = EXAMPLES / "kubernetes"

@@ -11,7 +11,7 @@ from processes import completed
 from ranks import clean_environment
 
 from ringreduce.job import inheritance, recording
-from ringreduce.launch import options
+from ringreduce.launch.command_line import options
 from ringreduce.launch.remote.launch import orders
 from ringreduce.timeline.job import Job
 

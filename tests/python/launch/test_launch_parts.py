@@ -18,10 +18,11 @@ from ranks import clean_environment
 
 from ringreduce import cli
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.launch import binding, options, ringrun, spawn
+from ringreduce.launch import binding, ringrun, spawn
 from ringreduce.launch.binding import CoreId, core_of, cores_of, cpu_shares, thread_share
-from ringreduce.launch.host_options import hosts_text
-from ringreduce.launch.hosts import (
+from ringreduce.launch.command_line import options
+from ringreduce.launch.command_line.host_options import hosts_text
+from ringreduce.launch.command_line.hosts import (
     Host,
     is_this_host,
     merged,
@@ -187,7 +188,7 @@ OWN = ["10.9.0.1", "10.9.0.3", "fd00:9::1", "FD00:9::1", "127.3.2.1"]
 OTHERS = ["10.9.0.2", "192.0.2.1", "fd00:9::2", "2001:db8::1"]
 ANY_ADDRESS_IS_BOUND = f"""
 import pathlib, subprocess
-from ringreduce.launch.hosts import is_this_host
+from ringreduce.launch.command_line.hosts import is_this_host
 
 for family in ("ipv4", "ipv6"):
     try:

@@ -30,9 +30,9 @@ from ringreduce import _core
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.job.tcp.interfaces import Interfaces, interfaces
 from ringreduce.job.tcp.listening_ports import ANY
-from ringreduce.launch import host_options, options
+from ringreduce.launch.command_line import host_options, options
+from ringreduce.launch.command_line.hosts import Host
 from ringreduce.launch.events import handle
-from ringreduce.launch.hosts import Host
 from ringreduce.launch.python import run_code, run_module
 from ringreduce.launch.remote import ssh
 from ringreduce.launch.remote.addresses import TRY_S, Gate, mac, reasons_against

@@ -14,7 +14,7 @@ import pytest
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.job import communicators
 from ringreduce.job.environment import launcher_size
-from ringreduce.launch import options
+from ringreduce.launch.command_line import options
 from ringreduce.launch.mpi import loaded, mpirun
 
 LIBRARIES = {

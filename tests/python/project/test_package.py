@@ -112,8 +112,9 @@ MAY_IMPORT = {
         "torch/gradient_reduction",
     },
 }
-"""Room, or file beside the rooms of ringreduce/ and ringreduce/torch/: what it may import of ringreduce when it is
-imported itself. "__init__" stands for the public names, which ringreduce/__init__.py gets from api.py on first use."""
+"""Room, or file beside rooms (each of those in ringreduce/ and ringreduce/torch/): what it may import of ringreduce
+when it is imported itself. "__init__" stands for the public names, which ringreduce/__init__.py gets from api.py on
+first use."""
 
 _TENSORS = {f"torch/{name}" for name in ("tracing", "profiling", "cuda", "tensors", "submission", "gradient_reduction")}
 MAY_IMPORT["torch/compression"] = {"job", "collectives", "common"} | {
@@ -135,12 +136,15 @@ MAY_IMPORT["jax"] = BELOW_FRAMEWORKS
 MAY_IMPORT["keras"] = BELOW_FRAMEWORKS | {"torch/__init__", "torch/compression", "tensorflow", "jax"}
 MAY_IMPORT["tensorflow/keras"] = MAY_IMPORT["tensorflow"] | {"tensorflow", "keras"}
 MAY_IMPORT["compat"] = set()
-MAY_IMPORT["launch"] = {"errors", "horovod_variables", "job", "job/failure", "compat"}
+MAY_IMPORT["launch/python"] = set()
+MAY_IMPORT["launch/command_line"] = {"errors", "horovod_variables", "job", "launch/python"}
+_UNDER_LAUNCH = {"launch/python", "launch/command_line"}
+MAY_IMPORT["launch"] = {"errors", "horovod_variables", "job", "job/failure", "compat"} | _UNDER_LAUNCH
 MAY_IMPORT["compat/path"] = {"features", "job", "common", "compat", "launch"}
-MAY_IMPORT["lab"] = {"errors", "exit_on_signal", "launch"}
-MAY_IMPORT["bench"] = BELOW_FRAMEWORKS | {"exit_on_signal", "launch", "plan", "timeline", "lab"}
-MAY_IMPORT["tuning"] = BELOW_FRAMEWORKS | {"launch", "plan", "timeline", "bench"}
-MAY_IMPORT["doctor"] = BELOW_FRAMEWORKS | {"horovod_variables", "launch", "bench", "plan"}
+MAY_IMPORT["lab"] = {"errors", "exit_on_signal", "launch"} | _UNDER_LAUNCH
+MAY_IMPORT["bench"] = BELOW_FRAMEWORKS | {"exit_on_signal", "launch", "plan", "timeline", "lab"} | _UNDER_LAUNCH
+MAY_IMPORT["tuning"] = BELOW_FRAMEWORKS | {"launch", "plan", "timeline", "bench"} | _UNDER_LAUNCH
+MAY_IMPORT["doctor"] = BELOW_FRAMEWORKS | {"horovod_variables", "launch", "bench", "plan"} | _UNDER_LAUNCH
 MAY_IMPORT["cli"] = {"errors"}
 MAY_IMPORT["__main__"] = {"cli"}
 

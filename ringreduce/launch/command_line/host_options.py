@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.launch.hosts import Host, host_text, is_this_host, named_hosts
+from ringreduce.launch.command_line.hosts import Host, host_text, is_this_host, named_hosts
 
 PASSED_ON = ("--ssh-args", "--ssh-port", "--ssh-identity-file", "--network-interface")
 

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Sequence
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError
-from ringreduce.launch import horovodrun
-from ringreduce.launch.forwarded import NAME, asked_for
-from ringreduce.launch.host_options import AlsoNames
-from ringreduce.launch.hosts import THIS_HOST, merged, named_hosts
+from ringreduce.launch.command_line import horovodrun
+from ringreduce.launch.command_line.forwarded import NAME, asked_for
+from ringreduce.launch.command_line.host_options import AlsoNames
+from ringreduce.launch.command_line.hosts import THIS_HOST, merged, named_hosts
 from ringreduce.launch.python import run_script
 
 MAX_RANKS = 4096

@@ -1,0 +1,1 @@
+"""What a command line of ringrun says: its options and horovodrun's, the hosts, and the variables that ranks get."""
