@@ -162,7 +162,7 @@ def compared(rounds: int) -> list[dict[str, float | str]]:
 
 def write_files(folder: Path) -> None:
     """Files of ranks that never were: steps of a hundred named operations, each waited for."""
-    sys.path.insert(0, str(ROOT / "tests" / "support"))
+    sys.path.insert(0, str(ROOT / "tests" / "python" / "timeline"))
     from timeline_files import RankFile
 
     from ringreduce.timeline.record_file import OPERATION, RECORD, WAIT

@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from deadlines import HANG_S, SOON_S
-from listens import listening_ports
-from ports import free_port
+from ports import free_port, listening_ports
 from ranks import Ranks, clean_environment, receive_from_test, run_ranks, send_to_test, start_ranks
 from tcp_jobs import first_lines, secret_file, tcp_environment, train_job
 

@@ -23,7 +23,7 @@ from ringreduce.lab.requirements import missing
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
-PROGRAM = Path(__file__).parents[2] / "support" / "random_program.py"
+PROGRAM = Path(__file__).with_name("random_program.py")
 PER_HOST = 2
 SIZE = 8
 ROUNDS = 30

@@ -93,7 +93,7 @@ dist.all_gather_object(objects, {"rank": rank, "text": "x" * (rank * 40_000)})
 assert [one["rank"] for one in objects] == list(range(size))
 if "RINGREDUCE_PORTS" in os.environ:
     sys.path.append(os.environ["RR_SUPPORT"])
-    from listens import own_ports
+    from ports import own_ports
     low, high = map(int, os.environ["RINGREDUCE_PORTS"].split("-"))
     assert len(own_ports()) > 2, own_ports()  # of hvd's job, of the world and of each group on both hosts
     assert all(low <= port <= high for port in own_ports()), own_ports()

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from listens import own_ports
-from ports import free_port
+from ports import free_port, own_ports
 from ranks import run_ranks
 from tcp_jobs import tcp_environment
 

@@ -1,6 +1,6 @@
 """ringrun and agents that die, hang, lie or come late, at every step: ringrun ends, says why, and believes no lie.
 
-tests/support/fake_agent.py stands for the agents, and a shell script for ssh. Hosts are named x and y.
+fake_agent.py stands for the agents, and a shell script for ssh. Hosts are named x and y.
 """
 
 from __future__ import annotations
