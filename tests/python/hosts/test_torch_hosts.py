@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 TESTS = Path(__file__).resolve().parents[2]
 CALL = f"""
 import sys
-sys.path[:0] = {[str(TESTS / "python" / "torch"), str(TESTS / "support")]}
+sys.path[:0] = {[str(TESTS / "python" / "torch_distributed"), str(TESTS / "support")]}
 module, function, *arguments = sys.argv[1:-1]
 getattr(__import__(module), function)(*arguments)
 """
