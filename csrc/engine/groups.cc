@@ -90,10 +90,18 @@ bool Groups::must_poll_device() const {
 
 LinkNeed Groups::link_need() const {
   const std::unique_lock lock(executor_, std::try_to_lock);
-  if (!lock.owns_lock() || is_in_transit()) return LinkNeed::kOthers;  // somebody is at work, so there is some
+  if (!lock.owns_lock() || is_in_transit()) return LinkNeed::kOthers;
   LinkNeed need = LinkNeed::kNobody;
   for_each([&](Group& group) { need = std::max(need, group.link_need()); });
   return need;
+}
+
+bool Groups::must_go_on() const {
+  const std::unique_lock lock(executor_, std::try_to_lock);
+  if (!lock.owns_lock()) return true;
+  bool must = is_in_transit();
+  for_each([&](Group& group) { must |= group.must_go_on(); });
+  return must;
 }
 
 int64_t Groups::linger_until_ns() const {

@@ -39,8 +39,10 @@ class Groups {
   // Executes one step of what there is, unless another thread of this rank does. True when something moved.
   // busy: set to whether an operation is under way, unless another thread is at work.
   bool progress(bool from_engine, bool* busy = nullptr);
-  // The greatest need of a group; kOthers also where another thread is at work.
+  // The greatest need of a group; kOthers also while bytes are on their way, or another thread is at work.
   LinkNeed link_need() const;
+  // Whether one must, or bytes are on their way, or another thread is at work.
+  bool must_go_on() const;
   // When an open bucket is to be closed; INT64_MAX: there is none, or another thread is at work.
   int64_t linger_until_ns() const;
   // While another thread is at work: the next step of a thread begins with it.

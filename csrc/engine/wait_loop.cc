@@ -11,13 +11,12 @@ namespace rr {
 namespace {
 
 constexpr int64_t kSleepNs = 100000000;  // a blocked call looks after its peers this often
-constexpr int64_t kPollNs = 50000;       // links to other hosts ring no bell, so somebody looks this often
-// The engine, for whom nobody waits, looks less and less often: it sleeps as long as nothing has come, within these
-// limits. A look by Open MPI takes 20 us from a rank that computes (4 hosts of 1 rank on 2 cores, steps of 1 ms of
-// computing and 8 B: after 50 us and then a quarter of that time 2.72 ms a step).
+constexpr int64_t kPollNs = 50000;       // links to other hosts ring no bell: who waits looks this often
+// The engine, for whom nobody waits, looks less and less often where there is no reader: it sleeps as long as it has
+// not moved anything, from this to kUnrungNs. A look by Open MPI takes 20 us from a rank that computes (4 hosts of 1
+// rank on 2 cores, steps of 1 ms of computing and 8 B: after 50 us and then a quarter of that time 2.72 ms a step).
 constexpr int64_t kEngineNapNs = 3 * kPollNs;
-// So long where only callers of its own rank could want what comes, who look themselves (such steps: 2.44 ms; by the
-// limits above 2.54).
+// So long where only callers of its own rank need what comes (such steps: 2.44 ms; by the limits above 2.54).
 constexpr int64_t kCallersNs = 2'000'000;
 // Links that have a reader ring. Then somebody looks this often, at what ranks of one host tell their leader without a
 // bell, such as how far they have come (one rank alone after the others have joined, 2000 operations: 0.4 s, by 100 ms
@@ -30,10 +29,12 @@ constexpr int64_t kQuietNs = 10000000;
 // The engine leaves the links to a thread that has looked at them so lately, or is in the middle of a step: two pollers
 // cost twice (2 hosts of 1 rank, no shaping, 1 / 4 / 16 MiB: 0.8 / 0.9 / 0.75 of the time).
 constexpr int64_t kDrivenNs = 4 * kPollNs;
-// The engine then looks again after so long where that thread still waits, which rings when it leaves work behind (4
-// MiB, 4 hosts, 1 Gbit/s: 310 sleeps a call, by 0.2 ms 460). Where no thread waits at the moment, it looks after as
-// long as threads have looked without a pause, at most so long. Once it is rung it begins anew. What arrives after the
-// last of many short waits, and for which nobody here has called anything, is seen so much later, once.
+// A thread that waits and looks at links without a reader looks again within so long.
+constexpr int64_t kLongestLookNs = 2 * kUnrungNs;
+// While a thread waits and looks, the engine sleeps this long: the thread rings when it goes and leaves work behind (4
+// MiB, 4 hosts, 1 Gbit/s: 310 sleeps a call, by 0.2 ms 460). Otherwise the engine sleeps as long as threads have looked
+// without a pause, from kDrivenNs to this. What arrives after the last of many short waits, and for which nobody here
+// has called anything, is seen so much later, once.
 constexpr int64_t kLeftMostNs = 2'000'000;
 // A wait on links that has lasted so long is for many bytes, not for one message: it looks once every two naps' time,
 // also just after something has come, and leaves the core to whoever works (Open MPI, 16 MiB, 4 hosts on 2 cores: 219
@@ -92,15 +93,13 @@ class Watch {
 };
 }  // namespace
 
-// A thread that waits looks at the links, and for as long as this lives the engine need not.
+// A thread waits and looks at the links: the engine need not look before this has gone.
 class WaitLoop::LinkWait {
  public:
   explicit LinkWait(WaitLoop& loop) : loop_(loop) { loop_.link_waits_.fetch_add(1); }
   ~LinkWait() {
     const bool is_last = loop_.link_waits_.fetch_sub(1) == 1;
-    if (is_last && loop_.engine_leaves_links_.load() && loop_.from_.groups.link_need() == LinkNeed::kOthers) {
-      loop_.wake_engine();
-    }
+    if (is_last && loop_.engine_leaves_links_.load() && loop_.must_engine_look()) loop_.wake_engine();
   }
   LinkWait(const LinkWait&) = delete;
   LinkWait& operator=(const LinkWait&) = delete;
@@ -131,7 +130,7 @@ bool WaitLoop::wait_until(const std::function<bool()>& done, const std::function
   bool may_yield = began_ns >= unyielding_until_ns_.load(std::memory_order_relaxed);
   const auto is_bulk = [&] { return has_links && now_ns() - began_ns > kBulkNs; };
   std::optional<LinkWait> link_wait;
-  if (has_links && has_work()) link_wait.emplace(*this);
+  const int64_t spares_engine_after_ns = from_.network.reader == nullptr ? kDrivenNs : kBulkNs;
   bool has_napped = false;  // and nothing has come since: one look at the links is as good as 50 us of them
   const auto polled_enough = [&] {
     ++polls;
@@ -174,13 +173,17 @@ bool WaitLoop::wait_until(const std::function<bool()>& done, const std::function
     const bool uses_links = has_links && has_work();
     const bool polls_links = uses_links && (from_.network.reader == nullptr || now_ns() - came_ns < kQuietNs);
     const Watch watch(uses_links && !polls_links ? from_.network.reader.get() : nullptr);
+    const bool spares_engine = uses_links && now_ns() - began_ns > spares_engine_after_ns;
+    if (!spares_engine) link_wait.reset();
+    if (spares_engine && !link_wait) link_wait.emplace(*this);
     const bool may_change_unrung = has_links && is_unrung && is_unrung();
     const int64_t shortest_ns = is_bulk() ? 2 * kPollNs : kPollNs;
     const int64_t nap_ns = polls_device   ? kDeviceNapNs
                            : !uses_links  ? (may_change_unrung ? kUnrungNs : kSleepNs)
                            : !polls_links ? kUnrungNs
-                           : may_yield    ? shortest_ns
-                                          : std::clamp((now_ns() - came_ns) / 4, shortest_ns, kUnrungNs);
+                           : may_yield || from_.network.reader != nullptr
+                               ? shortest_ns
+                               : std::clamp((now_ns() - came_ns) / 4, shortest_ns, kUnrungNs);
     const ShortNaps exact(polls_device);
     const Woken woken = sleep_on(bell, seen, deadline.left_ns(nap_ns));
     has_napped = (polls_links || polls_device) && woken != Woken::kRung;
@@ -211,14 +214,17 @@ void WaitLoop::run_engine() {
       const SleepScope scope(busy_bell);
       const uint32_t seen_busy = busy_bell.seq.load(std::memory_order_seq_cst);
       const int64_t now = now_ns();
-      if (now - from_.groups.driven_ns() < kDrivenNs) {
+      if (now - from_.groups.driven_ns() < (link_waits_.load() != 0 ? kLongestLookNs : kDrivenNs)) {
         if (driven_since_ns == 0) driven_since_ns = now;
         // One of the two sees the other: the thread that goes, or the engine that falls asleep.
         engine_leaves_links_.store(true);
         const int64_t unwaited_ns = std::clamp(now - driven_since_ns, kDrivenNs, kLeftMostNs);
         const Woken woken = sleep_on(idle_bell, seen_idle, link_waits_.load() != 0 ? kLeftMostNs : unwaited_ns);
         engine_leaves_links_.store(false);
-        if (woken == Woken::kRung) driven_since_ns = 0;  // there is something to do
+        if (woken == Woken::kRung) {  // there is something to do
+          moved_ns = now_ns();
+          driven_since_ns = 0;
+        }
         continue;
       }
       driven_since_ns = 0;
@@ -250,6 +256,11 @@ void WaitLoop::run_engine() {
     const Watch watch(from_.network.reader.get());
     if (sleep_on(idle_bell, seen_idle, sleep_ns) == Woken::kRung) moved_ns = now_ns();
   }
+}
+
+// Over links that have a reader what came meanwhile has rung nobody.
+bool WaitLoop::must_engine_look() const {
+  return from_.network.reader != nullptr || from_.gpu.is_busy() || from_.groups.must_go_on();
 }
 
 void WaitLoop::stop() {

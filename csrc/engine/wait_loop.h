@@ -30,7 +30,11 @@ class WaitLoop {
   // False when the deadline passed first. tick() runs at least every 100 ms of sleep; done() and tick() may throw.
   bool wait_until(const std::function<bool()>& done, const std::function<bool()>& has_work, Deadline deadline,
                   Interrupt interrupt, bool crowded, const std::function<void()>& tick, const IsUnrung& is_unrung = {});
-  void wake_engine() { ring(*engine_bell_); }
+  // The engine sleeps on either bell.
+  void wake_engine() {
+    ring(*engine_bell_);
+    wake_sleepers(*wait_bell_);
+  }
   void wake_callers() { ring(*wait_bell_); }
 
  private:
@@ -46,6 +50,8 @@ class WaitLoop {
   // never polls. Returns after stop().
   void run_engine();
   void stop();
+  // Whether anything is left to the engine by a thread that has looked at the links and goes.
+  bool must_engine_look() const;
 
   class LinkWait;
 
@@ -55,7 +61,7 @@ class WaitLoop {
   WaitLine* wait_line_ = nullptr;
   Stats* stats_ = nullptr;
   std::atomic<int64_t> unyielding_until_ns_{0};   // waits on links do not yield until then
-  std::atomic<int> link_waits_{0};                // threads that wait, and look at links
+  std::atomic<int> link_waits_{0};                // threads that wait and look at links
   std::atomic<bool> engine_leaves_links_{false};  // the engine sleeps: a waiting thread looks at them
   std::atomic<bool> stop_{false};
 };

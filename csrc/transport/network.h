@@ -54,7 +54,7 @@ struct Network {
   std::function<bool()> progress;
   // Between GPUs, if it takes their addresses; else null.
   std::shared_ptr<DeviceMessages> device_messages = nullptr;
-  // Null: the links ring nobody, and who waits looks at them every 50 us.
+  // Null: the links ring nobody, and who waits looks at them again and again.
   std::shared_ptr<NetworkReader> reader = nullptr;
   // Groups with higher ids have no channels.
   int most_group = INT_MAX / (kChannels + 1) - 1;

@@ -14,8 +14,8 @@
 
 namespace rr {
 
-// Who waits for what links that ring no bell bring. kCallers: calls of this rank alone, which look at the links
-// themselves as soon as they wait. kOthers: also other ranks, or a rank's log.
+// Who needs what links to other hosts bring. kCallers: only calls of this rank, which look at the links themselves as
+// soon as they wait. kOthers: also other ranks, or this rank's log.
 enum class LinkNeed { kNobody, kCallers, kOthers };
 
 class Group {
@@ -90,14 +90,15 @@ class Group {
            relay_.has_backlog() || relay_.must_fetch();
   }
   bool is_joining() const { return joining_.is_joining(); }
-  // Links to other hosts ring no bell: while there is work, somebody has to look.
+  // Links ring no bell: while somebody needs them, somebody has to look.
   LinkNeed link_need() const {
     if (!hosts_.several() || !is_busy()) return LinkNeed::kNobody;
-    // Else all that is under way is quick operations of the only rank of its host, whose messages have been sent.
-    const bool is_others = hosts_.here().size() > 1 || joining_.is_joining() || relay_.has_backlog() ||
-                           pending_counts_.operations.load(std::memory_order_relaxed) != 0;
-    return is_others ? LinkNeed::kOthers : LinkNeed::kCallers;
+    const bool has_quick_alone = !joining_.is_joining() && !relay_.has_backlog() &&
+                                 pending_counts_.operations.load(std::memory_order_relaxed) == 0;
+    return has_quick_alone && hosts_.here().size() == 1 ? LinkNeed::kCallers : LinkNeed::kOthers;
   }
+  // Whether something is under way that does not end by its callers' looks alone.
+  bool must_go_on() const { return is_busy() && link_need() != LinkNeed::kCallers; }
 
   // Executor lock held, for all below. True when something moved.
   bool progress(bool from_engine);
