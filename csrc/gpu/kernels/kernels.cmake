@@ -62,12 +62,13 @@ else()
       string(APPEND targets " sm_${arch}")
     endforeach()
     list(APPEND flags -gencode arch=compute_${last},code=compute_${last})
-    set(smaller --compress-mode=size)  # since CUDA 12.8: a third less
-    rr_try_nvcc("${nvcc}" "${flags};${smaller}" why)
-    if(why)
-      set(smaller)
-      rr_try_nvcc("${nvcc}" "${flags}" why)
+    # A third less. CUDA 12.8 knows it too, but drivers before CUDA 12.4 (550), which run the rest of CUDA 12, cannot
+    # load what is compressed so; every driver of CUDA 13 can.
+    execute_process(COMMAND ${nvcc} --version OUTPUT_VARIABLE said ERROR_VARIABLE said)
+    if(said MATCHES "release ([0-9]+)" AND CMAKE_MATCH_1 GREATER_EQUAL 13)
+      list(APPEND flags --compress-mode=size)
     endif()
+    rr_try_nvcc("${nvcc}" "${flags}" why)
   endif()
 endif()
 
@@ -75,7 +76,7 @@ if(why)
   message(STATUS "CUDA: off (${why})")
 else()
   # Registers in memory would be slow and are not wanted: ptxas says so.
-  list(APPEND flags ${smaller} --threads 0 -I${CMAKE_SOURCE_DIR}/csrc -Xptxas -warn-spills,-warn-lmem-usage)
+  list(APPEND flags --threads 0 -I${CMAKE_SOURCE_DIR}/csrc -Xptxas -warn-spills,-warn-lmem-usage)
   if(RR_WERROR)
     list(APPEND flags -Werror all-warnings)
   endif()

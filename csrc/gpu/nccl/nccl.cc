@@ -17,7 +17,10 @@ namespace rr {
 namespace {
 
 constexpr const char* kSoname = "libnccl.so.2";
-constexpr int kOldest = 21400;  // the first whose communicators do not block, so that a lost rank cannot hang us
+// Communicators do not block, so that a lost rank cannot hang us. Until 2.26 a call that has not ended stays in
+// thread-local memory of the thread that made it (ncclGroupJobMain of group.cc), where the next call of that thread, on
+// another communicator, finds it. Here whoever is at work makes the calls of all groups.
+constexpr int kOldest = 22703;
 
 std::string dotted(int version) {
   const int major = version >= 10000 ? 10000 : 1000;  // 2.8 and before: 2804
@@ -105,6 +108,12 @@ NcclLibrary::NcclLibrary(const std::string& path) {
   find("ncclCommShrink", CommShrink, false);
   if (GetVersion != nullptr) GetVersion(&version_);
   if (const char* host = std::getenv("NCCL_HOSTID")) host_key_ = hash_of_text(host);
+  if (const char* blocks = std::getenv("NCCL_COMM_BLOCKING"); blocks != nullptr && std::atoi(blocks) == 1) {
+    throw UnavailableError(
+        "NCCL: NCCL_COMM_BLOCKING=1 makes calls of NCCL wait for other ranks, and a lost rank would hang this one; "
+        "unset "
+        "it, or set RINGREDUCE_GPU_PATH=ipc or staged to go without NCCL");
+  }
   if (!missing.empty() || version_ < kOldest) {
     throw UnavailableError("NCCL: " + path_ + " is " + (version_ == 0 ? "no NCCL" : "NCCL " + dotted(version_)) +
                            (missing.empty() ? "" : " and lacks" + missing) + "; ringreduce needs " + dotted(kOldest) +

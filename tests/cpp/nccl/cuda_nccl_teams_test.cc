@@ -35,7 +35,12 @@ TEST_CASE("nccl: libraries that are missing, too old or something else are told 
   CHECK_NOTHROW(text = refused("/nowhere/libnccl.so.2"));
   CHECK(text.find("RINGREDUCE_NCCL_LIBRARY=/nowhere/libnccl.so.2: ") != std::string::npos);
   CHECK_NOTHROW(text = refused(fake_library("fake_nccl/libfakenccl_old.so")));
-  CHECK(text.find("is NCCL 2.12.10 and lacks ncclCommInitRankConfig; ringreduce needs 2.14.0") != std::string::npos);
+  CHECK(text.find("is NCCL 2.12.10 and lacks ncclCommInitRankConfig; ringreduce needs 2.27.3") != std::string::npos);
+  {
+    const Environment blocking{{"NCCL_COMM_BLOCKING", "1"}};
+    CHECK_NOTHROW(text = refused(fake_library("fake_nccl/libfakenccl_old.so")));
+    CHECK(text.find("NCCL_COMM_BLOCKING=1") != std::string::npos);
+  }
   CHECK_NOTHROW(text = refused("libm.so.6"));
   CHECK(text.find("libm.so.6 is no NCCL and lacks ncclGetVersion") != std::string::npos);
   const auto library = nccl_library(fake_nccl_library());
@@ -57,8 +62,8 @@ TEST_CASE("nccl: ranks with different versions find out before they use them") {
     expect(rank.device.waits_for_peers(), "the GPU is told that there is such work");
     if (r == 0) expect(algorithm->step() == Step::kIdle, "it waits for the other");
   }));
-  CHECK(text.find("NCCL 2.22.3") != std::string::npos);
-  CHECK(text.find("rank 0 of the group has another version (code 22705, here 22203)") != std::string::npos);
+  CHECK(text.find("NCCL 2.28.9") != std::string::npos);
+  CHECK(text.find("rank 0 of the group has another version (code 22705, here 22809)") != std::string::npos);
 }
 
 TEST_CASE("nccl: what NCCL reports later comes with its words, and the communicator is aborted") {
