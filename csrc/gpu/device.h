@@ -104,7 +104,10 @@ class Device {
   // Kernels of callers, on streams that are not known here, may still read what is released. So nobody gets it before
   // free_released(), which waits until the GPU is idle: it is called without locks, but by allocate() on a full GPU.
   virtual void release(std::byte* data) = 0;
-  virtual void free_released() = 0;  // and closes the mappings that have been forgotten
+  // Also closes the mappings that have been forgotten. While work waits for peers it does nothing, and is due later:
+  // the driver lets nothing begin until the GPU is idle (H200, driver 580), also not what a peer waits for.
+  virtual void free_released() = 0;
+  bool is_freeing_due() const { return is_freeing_due_.load(); }
   virtual size_t released_nbytes() = 0;
   // The allocation that an operand lies in; offset: where in it. Others can map it as long as `keep` lives.
   virtual DeviceExport exported(const std::byte* data, size_t nbytes, uint64_t& offset,
@@ -152,6 +155,9 @@ class Device {
   // unpin() and free_released() do nothing. What is pinned stays so, and its pages must not become anybody else's.
   virtual void leave() { is_left_.store(true); }
   bool is_left() const { return is_left_.load(); }
+
+ protected:
+  std::atomic<bool> is_freeing_due_{false};
 
  private:
   std::atomic<int> waiting_for_peers_{0};  // operations

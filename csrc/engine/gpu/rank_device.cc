@@ -88,15 +88,16 @@ void RankDevice::forget_passed() {
   abandoned_.erase(std::remove_if(abandoned_.begin(), abandoned_.end(), is_over), abandoned_.end());
 }
 
-// A thread that nobody waits for closes them, and unpins what messages leave over: that takes until the GPU is idle.
-// Not beside kernels that wait for a peer, which may itself wait for this rank.
+// A thread that nobody waits for closes them, unpins what messages leave over, and frees what could not be freed when
+// it was released: that takes until the GPU is idle. Not beside kernels that wait for a peer, which may itself wait for
+// this rank.
 void RankDevice::trim_mappings(bool waits_for_peers) {
   if (owner_ == nullptr) return;
   mappings_->trim();
   const bool is_closing = closing_.valid() && closing_.wait_for(std::chrono::seconds(0)) != std::future_status::ready;
   if (is_closing || waits_for_peers) return;
   const auto surplus = std::make_shared<std::vector<Staging>>(queue_->staging().take_surplus());
-  if (surplus->empty() && owner_->forgotten() == 0) return;
+  if (surplus->empty() && owner_->forgotten() == 0 && !owner_->is_freeing_due()) return;
   try {
     closing_ = start_detached([device = owner_, surplus] {
       surplus->clear();

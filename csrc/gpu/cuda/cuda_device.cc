@@ -98,6 +98,9 @@ std::byte* CudaDevice::allocate_locked(size_t nbytes) {
 }
 
 void CudaDevice::free_released() {
+  const bool must_wait = waits_for_peers();
+  is_freeing_due_.store(must_wait);
+  if (must_wait) return;
   const auto current = context_.current_for_freeing();
   memory_.free_released();
   imports_.close_forgotten();

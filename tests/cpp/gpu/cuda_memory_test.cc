@@ -115,6 +115,25 @@ TEST_CASE("cuda memory: nothing is freed to make room under a lock while work wa
   CHECK(fake.calls("cuMemFree") == freed + 1);
 }
 
+TEST_CASE("cuda memory: nothing that is released is freed while work waits for peers, and is due then") {
+  auto& fake = FakeCuda::get();
+  const auto device = fake.device(0);
+  Program program(fake);
+  device->release(device->allocate(1000000));
+  HeldStream held(fake, *device, program.stream());  // a free would not return
+  const uint64_t freed = fake.calls("cuMemFree");
+  CHECK_FALSE(device->is_freeing_due());
+  device->begin_waiting_for_peers();
+  device->free_released();
+  CHECK(fake.calls("cuMemFree") == freed);
+  CHECK(device->is_freeing_due());
+  held.let_go();
+  device->end_waiting_for_peers();
+  device->free_released();
+  CHECK(fake.calls("cuMemFree") == freed + 1);
+  CHECK_FALSE(device->is_freeing_due());
+}
+
 TEST_CASE("cuda memory: nothing of a GPU that has been left is given back, and what is pinned stays so") {
   auto& fake = FakeCuda::get();
   const auto other = fake.device(0);

@@ -142,4 +142,19 @@ ROWS = (
         "is_older",
         ("cuda_device_test",),
     ),
+    Mutation(
+        "freed-beside-peers",
+        "csrc/gpu/cuda/cuda_device.cc",
+        "  if (must_wait) return;\n",
+        "",
+        ("cuda_memory_test::cuda memory: nothing that is released is freed while work waits",),
+        limit_s=30,
+    ),
+    Mutation(
+        "nccl-that-blocks",
+        "csrc/gpu/nccl/nccl.cc",
+        "blocks != nullptr && std::atoi(blocks) == 1",
+        "blocks != nullptr && false",
+        ("cuda_nccl_teams_test::nccl: libraries that are missing",),
+    ),
 )
