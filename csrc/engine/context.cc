@@ -201,7 +201,10 @@ void Context::throw_if_shut_down() const {
 void Context::start_reader() {
   if (network_.reader == nullptr) return;
   reader_end_.reader = network_.reader;
-  network_.reader->start([this] { wait_loop_.wake_engine(); });
+  network_.reader->start([this] {
+    wait_loop_.wake_callers();
+    wait_loop_.wake_engine();
+  });
 }
 
 void Context::print_warnings() {

@@ -41,7 +41,7 @@ class Groups {
   bool progress(bool from_engine, bool* busy = nullptr);
   // The greatest need of a group; kOthers also while bytes are on their way, or another thread is at work.
   LinkNeed link_need() const;
-  // Whether one must, or bytes are on their way, or another thread is at work.
+  // Whether some group must go on, bytes are on their way, or another thread is at work.
   bool must_go_on() const;
   // When an open bucket is to be closed; INT64_MAX: there is none, or another thread is at work.
   int64_t linger_until_ns() const;

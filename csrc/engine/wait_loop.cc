@@ -11,16 +11,17 @@ namespace rr {
 namespace {
 
 constexpr int64_t kSleepNs = 100000000;  // a blocked call looks after its peers this often
-constexpr int64_t kPollNs = 50000;       // links to other hosts ring no bell: who waits looks this often
-// The engine, for whom nobody waits, looks less and less often where there is no reader: it sleeps as long as it has
-// not moved anything, from this to kUnrungNs. A look by Open MPI takes 20 us from a rank that computes (4 hosts of 1
-// rank on 2 cores, steps of 1 ms of computing and 8 B: after 50 us and then a quarter of that time 2.72 ms a step).
+constexpr int64_t kPollNs = 50000;       // the shortest nap of a thread that waits and looks at links
+// Where links have no reader, each nap of the engine lasts as long as the time since the engine last moved something,
+// at least this, at most kUnrungNs. A look by Open MPI takes 20 us from a rank that computes (4 hosts of 1 rank on 2
+// cores, steps of 1 ms of computing and 8 B: naps of a quarter of that time, at least 50 us, gave 2.72 ms a step).
 constexpr int64_t kEngineNapNs = 3 * kPollNs;
-// So long where only callers of its own rank need what comes (such steps: 2.44 ms; by the limits above 2.54).
+// The engine naps so long where only calls of its own rank need what comes (the same steps take 2.44 ms; with the naps
+// above 2.54).
 constexpr int64_t kCallersNs = 2'000'000;
 // Links that have a reader ring. Then somebody looks this often, at what ranks of one host tell their leader without a
 // bell, such as how far they have come (one rank alone after the others have joined, 2000 operations: 0.4 s, by 100 ms
-// 15 s).
+// 15 s). Also the longest nap between two looks at links without a reader, where others may need what comes.
 constexpr int64_t kUnrungNs = 500000;
 // A thread that waits on such links looks at them as at others as long as something was done within this time: one that
 // is woken by the reader's thread, which the kernel has woken, comes later (8 B, 4 hosts of one rank
@@ -29,12 +30,13 @@ constexpr int64_t kQuietNs = 10000000;
 // The engine leaves the links to a thread that has looked at them so lately, or is in the middle of a step: two pollers
 // cost twice (2 hosts of 1 rank, no shaping, 1 / 4 / 16 MiB: 0.8 / 0.9 / 0.75 of the time).
 constexpr int64_t kDrivenNs = 4 * kPollNs;
-// A thread that waits and looks at links without a reader looks again within so long.
+// A thread that a LinkWait counts naps 0.5 ms at most. If it has not looked for so long, it is held up, and the engine
+// looks.
 constexpr int64_t kLongestLookNs = 2 * kUnrungNs;
-// While a thread waits and looks, the engine sleeps this long: the thread rings when it goes and leaves work behind (4
-// MiB, 4 hosts, 1 Gbit/s: 310 sleeps a call, by 0.2 ms 460). Otherwise the engine sleeps as long as threads have looked
-// without a pause, from kDrivenNs to this. What arrives after the last of many short waits, and for which nobody here
-// has called anything, is seen so much later, once.
+// While a LinkWait counts a thread, the engine sleeps this long. The last such thread rings when it goes: with a reader
+// always, else when it leaves work behind (4 MiB, 4 hosts, 1 Gbit/s: 310 sleeps a call, by 0.2 ms 460). Otherwise the
+// engine sleeps as long as threads have looked without a pause, from kDrivenNs to this. What arrives after the last of
+// many short waits, and for which nobody here has called anything, is seen so much later, once.
 constexpr int64_t kLeftMostNs = 2'000'000;
 // A wait on links that has lasted so long is for many bytes, not for one message: it looks once every two naps' time,
 // also just after something has come, and leaves the core to whoever works (Open MPI, 16 MiB, 4 hosts on 2 cores: 219
@@ -118,8 +120,10 @@ bool WaitLoop::wait_until(const std::function<bool()>& done, const std::function
   int polls = 0;
   int executed = 0;
   int64_t looked_ns = 0;
+  std::optional<LinkWait> link_wait;
   const auto look_around = [&] {
     looked_ns = now_ns();
+    link_wait.reset();  // a handler of signals may take long
     if (interrupt != nullptr) interrupt();
     from_.housekeep();
     tick();
@@ -129,7 +133,6 @@ bool WaitLoop::wait_until(const std::function<bool()>& done, const std::function
   int64_t came_ns = began_ns;  // when something was last done
   bool may_yield = began_ns >= unyielding_until_ns_.load(std::memory_order_relaxed);
   const auto is_bulk = [&] { return has_links && now_ns() - began_ns > kBulkNs; };
-  std::optional<LinkWait> link_wait;
   const int64_t spares_engine_after_ns = from_.network.reader == nullptr ? kDrivenNs : kBulkNs;
   bool has_napped = false;  // and nothing has come since: one look at the links is as good as 50 us of them
   const auto polled_enough = [&] {
@@ -165,7 +168,10 @@ bool WaitLoop::wait_until(const std::function<bool()>& done, const std::function
     const SleepScope scope(bell);
     const uint32_t seen = bell.seq.load(std::memory_order_seq_cst);
     if (done()) return true;
-    if (has_work() && from_.groups.progress(false)) continue;
+    if (has_work() && from_.groups.progress(false)) {
+      if (has_links) came_ns = now_ns();
+      continue;
+    }
     add(stats_->sleeps, 1);
     const bool polls_device = from_.gpu.is_busy();
     // Without work of its own a rank waits for what its host's leader hears, which rings: nothing comes on its links

@@ -30,11 +30,8 @@ class WaitLoop {
   // False when the deadline passed first. tick() runs at least every 100 ms of sleep; done() and tick() may throw.
   bool wait_until(const std::function<bool()>& done, const std::function<bool()>& has_work, Deadline deadline,
                   Interrupt interrupt, bool crowded, const std::function<void()>& tick, const IsUnrung& is_unrung = {});
-  // The engine sleeps on either bell.
-  void wake_engine() {
-    ring(*engine_bell_);
-    wake_sleepers(*wait_bell_);
-  }
+  void wake_engine() { ring(*engine_bell_); }
+  // And an engine that naps while something is under way.
   void wake_callers() { ring(*wait_bell_); }
 
  private:
@@ -50,7 +47,7 @@ class WaitLoop {
   // never polls. Returns after stop().
   void run_engine();
   void stop();
-  // Whether anything is left to the engine by a thread that has looked at the links and goes.
+  // Whether the engine has to look once a thread that has looked at the links goes. Always true with a reader.
   bool must_engine_look() const;
 
   class LinkWait;

@@ -4,7 +4,7 @@
 // to theirs.
 //
 // Here is how a communicator begins.
-#include "fakes/fake_nccl.h"
+#include "fake_nccl.h"
 
 #include <cstdio>
 #include <cstring>

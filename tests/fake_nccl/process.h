@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "fakes/fake_nccl.h"
+#include "fake_nccl.h"
 #include "gpu/nccl/nccl.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))

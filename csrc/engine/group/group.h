@@ -15,7 +15,8 @@
 namespace rr {
 
 // Who needs what links to other hosts bring. kCallers: only calls of this rank, which look at the links themselves as
-// soon as they wait. kOthers: also other ranks, or this rank's log.
+// soon as they wait. kOthers: also another rank, or an operation of the log, a message, a join() or unsent frames of
+// this rank.
 enum class LinkNeed { kNobody, kCallers, kOthers };
 
 class Group {

@@ -145,6 +145,7 @@ OperationPtr Submitter::message(const TensorView& tensor, int peer, int tag, std
   }
   add(parts_.from.stats.operations, 1);
   parts_.context.wait_loop().wake_engine();
+  parts_.context.wait_loop().wake_callers();
   return operation;
 }
 

@@ -1,1 +1,1 @@
-"""What a rank that fails tells: the other ranks, its launcher, and who looks at a report of it afterwards."""
+"""What a failing rank tells the other ranks, its launcher, and whoever reads its report afterwards."""
