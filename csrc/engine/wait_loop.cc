@@ -57,7 +57,8 @@ constexpr int kYields = 8;
 // links 1. To sleep after two yields that were taken costs more than it leaves to the others (named 8 B 118 to 158 us,
 // 4 KiB 300 to 410). But one that took so long was taken by somebody who computes, for a slice of time of the kernel's
 // (2.8 ms): such a yield is worse than a sleep, from which a thread is woken before who computes. So waits do not yield
-// for a while, and sleep a quarter of the time in which nothing has come: each look takes the core from who computes.
+// for a while; over links without a reader they sleep a quarter of the time in which nothing has come: each look takes
+// the core from who computes.
 constexpr int64_t kSliceNs = 500000;
 constexpr int64_t kUnyieldingNs = 100000000;
 

@@ -1,10 +1,12 @@
 #include "negotiation/operation_log.h"
 
+#include <cstring>
+
 namespace rr {
 
 // Another rank may append it, and all may go on, while this thread comes to hold the lock.
 bool OperationLog::append(Ticket ticket) {
-  RankMask participants;
+  RankMask participants(control_.size());
   if (!hosts_.is_first() || !requests_.complete(ticket, &participants)) return true;
   return segment_.locked([&] { return requests_.is_overwritten(ticket) || append_locked(ticket, participants); });
 }
@@ -19,7 +21,6 @@ Entry* OperationLog::open_entry() {
   entry.closed.store(0, std::memory_order_relaxed);
   entry.members = entry.algorithm = entry.registered = 0;
   entry.nbytes = 0;
-  entry.participants = RankMask();
   entry.rounds.store(0, std::memory_order_relaxed);
   entry.completed.store(0, std::memory_order_relaxed);
   for (const int r : hosts_.here()) control_.claims(position)[r].next.store(0, std::memory_order_relaxed);
@@ -36,7 +37,8 @@ bool OperationLog::fusible(const Entry& entry, const Signature& one, const RankM
                            bool registered) const {
   const Signature& first = control_.signature(entry.member[0].request_slot, entry.participants.first());
   return entry.members < kEntryMembers && can_share_entry(first, one) && (entry.registered != 0) == registered &&
-         entry.participants == participants && entry.nbytes + one.nbytes <= threshold_;
+         std::memcmp(entry.participants.words, participants.words, RankMask::nbytes_of(control_.size())) == 0 &&
+         entry.nbytes + one.nbytes <= threshold_;
 }
 
 bool OperationLog::append_locked(Ticket ticket, const RankMask& participants) {
@@ -58,7 +60,8 @@ bool OperationLog::append_locked(Ticket ticket, const RankMask& participants) {
     entry = open_entry();
     if (entry == nullptr) return false;
     entry->registered = is_registered;
-    entry->participants = participants;
+    // Words of further ranks have no value in either.
+    std::memcpy(entry->participants.words, participants.words, RankMask::nbytes_of(control_.size()));
     if (!participants.has_any_of(hosts_.here()))
       entry->rounds.store(1, std::memory_order_relaxed);  // none of this host's stage
     opened = true;
@@ -73,7 +76,7 @@ bool OperationLog::append_locked(Ticket ticket, const RankMask& participants) {
   const bool may_grow =
       one.kind == Kind::kAllreduce && one.tensors == 1 && entry->nbytes < threshold_ && entry->members < kEntryMembers;
   if (!may_grow) close_locked(*entry);
-  RankMask async_ranks;
+  RankMask async_ranks(control_.size());
   for (int r = 0; r < control_.size(); ++r) {
     if (!participants.test(r) || control_.signature(ticket.request_slot, r).is_async != 0) async_ranks.set(r);
   }
