@@ -110,9 +110,8 @@ NcclLibrary::NcclLibrary(const std::string& path) {
   if (const char* host = std::getenv("NCCL_HOSTID")) host_key_ = hash_of_text(host);
   if (const char* blocks = std::getenv("NCCL_COMM_BLOCKING"); blocks != nullptr && std::atoi(blocks) == 1) {
     throw UnavailableError(
-        "NCCL: NCCL_COMM_BLOCKING=1 makes calls of NCCL wait for other ranks, and a lost rank would hang this one; "
-        "unset "
-        "it, or set RINGREDUCE_GPU_PATH=ipc or staged to go without NCCL");
+        "NCCL: with NCCL_COMM_BLOCKING=1 a lost rank would hang this one in a call of NCCL; unset it, or set "
+        "RINGREDUCE_GPU_PATH=ipc or staged to go without NCCL");
   }
   if (!missing.empty() || version_ < kOldest) {
     throw UnavailableError("NCCL: " + path_ + " is " + (version_ == 0 ? "no NCCL" : "NCCL " + dotted(version_)) +
