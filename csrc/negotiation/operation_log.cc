@@ -1,7 +1,5 @@
 #include "negotiation/operation_log.h"
 
-#include <cstring>
-
 namespace rr {
 
 // Another rank may append it, and all may go on, while this thread comes to hold the lock.
@@ -37,8 +35,7 @@ bool OperationLog::fusible(const Entry& entry, const Signature& one, const RankM
                            bool registered) const {
   const Signature& first = control_.signature(entry.member[0].request_slot, entry.participants.first());
   return entry.members < kEntryMembers && can_share_entry(first, one) && (entry.registered != 0) == registered &&
-         std::memcmp(entry.participants.words, participants.words, RankMask::nbytes_of(control_.size())) == 0 &&
-         entry.nbytes + one.nbytes <= threshold_;
+         entry.participants.equals(participants, control_.size()) && entry.nbytes + one.nbytes <= threshold_;
 }
 
 bool OperationLog::append_locked(Ticket ticket, const RankMask& participants) {
@@ -60,8 +57,7 @@ bool OperationLog::append_locked(Ticket ticket, const RankMask& participants) {
     entry = open_entry();
     if (entry == nullptr) return false;
     entry->registered = is_registered;
-    // Words of further ranks have no value in either.
-    std::memcpy(entry->participants.words, participants.words, RankMask::nbytes_of(control_.size()));
+    entry->participants.assign(participants, control_.size());
     if (!participants.has_any_of(hosts_.here()))
       entry->rounds.store(1, std::memory_order_relaxed);  // none of this host's stage
     opened = true;
@@ -129,7 +125,7 @@ bool OperationLog::repeat(const std::vector<Ticket>& members, uint32_t algorithm
   const bool written = segment_.locked([&] {
     Entry* const entry = open_entry();
     if (entry == nullptr) return false;
-    entry->participants = participants;
+    entry->participants.assign(participants, control_.size());
     entry->algorithm = algorithm;
     for (const Ticket ticket : members) {
       control_.append_mark(ticket.request_slot).store(ticket.tag, std::memory_order_release);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 namespace rr {
@@ -14,7 +15,7 @@ struct RankMask {
   uint64_t words[kMaxRanks / 64];
   RankMask() : words{} {}
   // Of a group of so many ranks: to clear all 512 bytes takes 10 of the 150 ns of a call of a few bytes. The words of
-  // further ranks have no value, so this one is neither compared nor copied.
+  // further ranks have no value: compare and copy by equals() and assign().
   explicit RankMask(int size) { std::fill_n(words, nbytes_of(size) / sizeof(uint64_t), 0); }
   // Of the words that a group of so many ranks uses.
   static size_t nbytes_of(int size) { return (static_cast<size_t>(size) + 63) / 64 * sizeof(uint64_t); }
@@ -33,12 +34,9 @@ struct RankMask {
     }
     return false;
   }
-  bool operator==(const RankMask& other) const {
-    for (size_t i = 0; i < kMaxRanks / 64; ++i) {
-      if (words[i] != other.words[i]) return false;
-    }
-    return true;
-  }
+  // Of the words that a group of so many ranks uses, and of no others.
+  bool equals(const RankMask& other, int size) const { return std::memcmp(words, other.words, nbytes_of(size)) == 0; }
+  void assign(const RankMask& other, int size) { std::memcpy(words, other.words, nbytes_of(size)); }
 };
 
 }  // namespace rr
