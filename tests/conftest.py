@@ -21,8 +21,9 @@ pytest.register_assert_rewrite("kills", "horovod_names", "example_runs", "bench_
 sizes = SIZES
 OTHERS = ("vader_segment", "sm_segment", "mpich", "openmpi", "pmix", "ucx", "cuda.shm", "nccl-")
 """How MPI implementations, CUDA and NCCL name what they leave behind when they are killed; none of ours."""
-# In the background (nohup, a job server) the interrupt comes ignored, and all that is started here would ignore it.
+# In the background (nohup, a job server) these come ignored, and all that is started here would ignore them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # What XLA has compiled for a test of JAX is compiled once, not by each rank and each run: 20 of 57 s of such a test.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parents[1] / "build" / "jax"))

@@ -200,9 +200,11 @@ def _find(name: str) -> Mpi | str:
 
 
 def end_of_a_killed_job(command: list[str], environ: dict[str, str]) -> str:
-    """Runs it; asserts a status other than 0 in time and nothing left. Returns what was printed."""
+    """Runs it; asserts a status other than 0 in time and no process left. Returns what was printed.
+
+    That nothing is left in /dev/shm is checked for the whole run, in conftest.py: other workers' jobs have files there.
+    """
     mark = uuid.uuid4().hex
-    before = set(os.listdir("/dev/shm"))
     done = run(command, environ | {MARK: mark})
     end = time.monotonic()
     assert done.returncode != 0
@@ -213,6 +215,4 @@ def end_of_a_killed_job(command: list[str], environ: dict[str, str]) -> str:
     while marked(mark):
         assert time.monotonic() < end + SOON_S, f"still there: {marked(mark)}\n{done.stdout}"
         time.sleep(0.02)
-    left = {name for name in set(os.listdir("/dev/shm")) - before if "ringreduce" in name or name.startswith("rr")}
-    assert not left
     return done.stdout
