@@ -96,7 +96,8 @@ void check_reduces(Rank& rank, size_t count, int root) {
   request.dsts = {view(dst, DType::kInt32)};
   run(rank, request);
   for (size_t i = 0; i < dst.size(); ++i) {
-    expect(dst[i] == (rank.rank == root ? sum_at(rank.size, i) : -1), "reduce of " + std::to_string(count));
+    expect(dst[i] == (rank.rank == root ? sum_at(rank.size, i) : -1),
+           [&] { return "reduce of " + std::to_string(count); });
   }
   const Range mine = segment(count, rank.size, rank.rank);
   Ints part(3 * mine.count(), -1);
@@ -105,7 +106,8 @@ void check_reduces(Rank& rank, size_t count, int root) {
   request.dsts = {view(part, DType::kInt32, {mine.count(), 3})};
   run(rank, request);
   for (size_t i = 0; i < part.size(); ++i) {
-    expect(part[i] == sum_at(rank.size, 3 * mine.begin + i), "reducescatter of " + std::to_string(count));
+    expect(part[i] == sum_at(rank.size, 3 * mine.begin + i),
+           [&] { return "reducescatter of " + std::to_string(count); });
   }
 }
 

@@ -34,7 +34,8 @@ void expect_values(const std::byte* data, size_t count, const std::string& what,
   for (size_t i = 0; i < count; ++i) {
     int32_t value;
     std::memcpy(&value, data + i * sizeof value, sizeof value);
-    expect(value == wanted(i), what + ": element " + std::to_string(i) + " of " + std::to_string(count));
+    expect(value == wanted(i),
+           [&] { return what + ": element " + std::to_string(i) + " of " + std::to_string(count); });
   }
 }
 

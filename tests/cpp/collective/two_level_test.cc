@@ -506,7 +506,9 @@ TEST_CASE("reduce on several hosts: factors and averages, to every root, in ever
             const double each = static_cast<double>(4 * (i % 1000));
             const double sum = 0.5 * (n * each + 8);
             const double wanted = op == ReduceOp::kSum ? 4.0 * sum : sum / n;
-            if (is_root) expect(std::abs(there[i] - wanted) <= 1e-12 * wanted, std::string(name(op)) + " at the root");
+            if (is_root)
+              expect(std::abs(there[i] - wanted) <= 1e-12 * wanted,
+                     [&] { return std::string(name(op)) + " at the root"; });
             if (!is_root) expect(there[i] == (root % 3 == 0 ? given[i] : -1.0), "memory of others is as it was");
           }
         }

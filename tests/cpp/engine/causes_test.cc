@@ -74,8 +74,7 @@ struct Gate {
   std::atomic<bool> holds{false};
   bool operator()() {
     holds = closed.load();
-    const Deadline deadline = Deadline::after_s(60);
-    while (closed && !deadline.passed()) std::this_thread::yield();
+    wait_for([this] { return !closed; });
     holds = false;
     return false;
   }

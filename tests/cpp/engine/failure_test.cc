@@ -26,7 +26,7 @@ TEST_CASE("a failure is recorded once; the first cause is repeated by every late
       expect_contains(raised<PeerLostError>([&] { rank.world.wait(*pending.operation, -1, nullptr); }),
                       "the first cause");
     }
-    while (!has_failed(rank.world.control())) std::this_thread::yield();
+    wait_for([&] { return has_failed(rank.world.control()); });
     for (int i = 0; i < 3; ++i) {
       expect_contains(raised<PeerLostError>([&] { sum_now(rank, rank.world, 1, 0); }), "the first cause");
       expect_contains(raised<PeerLostError>([&] { sum_now(rank, rank.world, 5000, 0, "name"); }), "the first cause");

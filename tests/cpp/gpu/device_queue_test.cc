@@ -130,7 +130,7 @@ TEST_CASE("names: one in flight unless a thread waits for it, in the order of th
     expect(!gpu.queue().wait(*one, 0.01, nullptr), "its stream has not come there");
     expect_contains(raised<InvalidArgumentError>(again), "same name");  // no thread waits for it any longer
     const auto waiting = std::async(std::launch::async, [&] { gpu.queue().wait(*one, 30, nullptr); });
-    while (one->waiting.load() == 0) std::this_thread::yield();
+    wait_for([&] { return one->waiting.load() != 0; });
     const auto two = gpu.queue().submit(rank.world, sum_in_place(second, &name), {stream(2)});
     expect(!gpu.queue().done(*two), "pending");
     gpu.device->advance();
@@ -227,7 +227,7 @@ TEST_CASE("an operation whose stream does not come ends with its group") {
     const auto operation = gpu.queue().submit(rank.world, sum_in_place(data), {stream(1)});
     barrier(rank.world);
     if (rank.rank == 1) rank.context.fail_groups(FatalKind::kPeerLost, "lost rank 7");
-    while (!gpu.queue().done(*operation)) std::this_thread::yield();  // nobody waits
+    wait_for([&] { return gpu.queue().done(*operation); });  // nobody waits
     expect_contains(raised<PeerLostError>([&] { gpu.queue().wait(*operation, -1, nullptr); }), "lost rank 7");
     expect(data->front() == 1.0F, "nothing was done");
   });
@@ -241,7 +241,7 @@ TEST_CASE("a stream that takes longer than an operation may fails the group, als
     barrier(rank.world);
     rank.context.set_timeout_s(rank.rank == 0 ? 0.2 : 600);
     const auto operation = gpu.queue().submit(rank.world, sum_in_place(data), {stream(1)});
-    while (!gpu.queue().done(*operation)) std::this_thread::yield();
+    wait_for([&] { return gpu.queue().done(*operation); });
     const std::string text = raised<TimeoutError>([&] { gpu.queue().wait(*operation, -1, nullptr); });
     expect_contains(text, "the stream of rank 0 has not come to the operation within the group's timeout of 0.2 s");
     expect_contains(text, "device.allreduce.0");
@@ -256,7 +256,7 @@ TEST_CASE("a broken GPU fails the groups of its rank on all ranks") {
     const auto operation = gpu.queue().submit(rank.world, sum_in_place(data), {stream(1)});
     barrier(rank.world);
     if (rank.rank == 0) gpu.device->break_down("illegal address");
-    while (!gpu.queue().done(*operation)) std::this_thread::yield();
+    wait_for([&] { return gpu.queue().done(*operation); });
     expect_contains(raised<Error>([&] { gpu.queue().wait(*operation, -1, nullptr); }), "illegal address");
     expect_contains(raised<Error>([&] { barrier(rank.world); }), "illegal address");
   });
@@ -409,7 +409,8 @@ TEST_CASE("messages of GPU memory go through pinned memory, in the order of the 
     for (int i = 0; i < kMessages; ++i) {
       const TensorView& tensor = in[static_cast<size_t>(i)];
       const auto* const got = reinterpret_cast<const float*>(FakeDevice::host(tensor.data));
-      for (size_t k = 0; k < tensor.count; ++k) expect(got[k] == input(peer, i, k), "message " + std::to_string(i));
+      for (size_t k = 0; k < tensor.count; ++k)
+        expect(got[k] == input(peer, i, k), [&] { return "message " + std::to_string(i); });
     }
     const auto to_oneself = [&] {
       gpu.queue().message(rank.world, DeviceTask::kSend, in[0], rank.rank, 0, nullptr, {stream(1)});
@@ -484,7 +485,7 @@ TEST_CASE("join: what has been called and not come to its stream yet counts") {
     const auto data = std::make_shared<Floats>(500, static_cast<float>(rank.rank + 1));
     const auto operation = gpu.queue().submit(rank.world, sum_in_place(data), {stream(0)});
     std::thread streams([&] {
-      while (!rank.world.is_joining()) std::this_thread::yield();  // until join() has begun
+      wait_for([&] { return rank.world.is_joining(); });
       gpu.device->advance();
     });
     rank.world.join(nullptr);

@@ -194,11 +194,11 @@ TEST_CASE("a busy name is refused, an idle one is not") {
       sum_now(rank, rank.world, count, 3, "name");
       // Polled done, or dropped when done, gives the name back too.
       sum = start_sum(rank, rank.world, count, 4, "name");
-      while (!rank.world.poll(*sum.operation)) std::this_thread::yield();
+      wait_for([&] { return rank.world.poll(*sum.operation); });
       check_sum(sum, rank.world);
       sum = start_sum(rank, rank.world, count, 5, "name");
       barrier(rank.world);
-      while (!rank.world.done(*sum.operation)) std::this_thread::yield();
+      wait_for([&] { return rank.world.done(*sum.operation); });
       sum.operation.reset();
       barrier(rank.world);
       const auto until = Deadline::after_s(10);  // the thread that executed it lets go a little later

@@ -203,7 +203,7 @@ TEST_CASE("stuck: nobody gives up a wait while the hosts settle a verdict") {
   std::atomic<bool> settled{false};
   CHECK_NOTHROW(run_hosts({0, 1}, [&](Rank& rank) {
     if (rank.rank == 0) {
-      while (!settled) std::this_thread::yield();
+      wait_for([&] { return settled.load(); });
       sum_now(rank, rank.world, 2, 0, "late");
       return;
     }
@@ -216,10 +216,10 @@ TEST_CASE("stuck: nobody gives up a wait while the hosts settle a verdict") {
       in_time = wait_at_most(rank, sum, 1.0);
       over = true;
     });
-    while (control.line(1).blocked_on.load() == 0 && !over) std::this_thread::yield();
+    wait_for([&] { return control.line(1).blocked_on.load() != 0 || over; });
     control.header().frozen.store(1);
     const Deadline limit = Deadline::after_s(1.5);
-    while (!limit.passed()) std::this_thread::yield();
+    wait_for([&] { return limit.passed(); });
     const bool held = !over;
     control.header().frozen.store(0);
     waiting.join();

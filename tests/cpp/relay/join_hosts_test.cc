@@ -42,7 +42,7 @@ void finish_half_sum(Group& group, const HalfSum& sum, int base, int contributor
   group.wait(*sum.operation, -1, nullptr);
   for (size_t i = 0; i < sum.data->size(); ++i) {
     const unsigned wanted = static_cast<unsigned>(contributors) * (static_cast<unsigned>(base) + i % 5);
-    expect((*sum.data)[i] == half_of(wanted), "element " + std::to_string(i) + " of a float16 sum");
+    expect((*sum.data)[i] == half_of(wanted), [&] { return "element " + std::to_string(i) + " of a float16 sum"; });
   }
 }
 

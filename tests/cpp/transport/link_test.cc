@@ -89,8 +89,8 @@ Pair tcp_pair(Encrypt encrypt) {
   auto ranks = std::make_shared<test::TcpRanks>(2, encrypt);
   Pair pair = {ranks->networks[0]->link(1, 0), ranks->networks[1]->link(0, 0), 64 << 10, 16 << 20, 50'000, ranks};
   std::byte nothing;
-  while (pair.a->push(&nothing, 1) == 0) std::this_thread::yield();
-  while (pair.b->pull(&nothing, 1) == 0) std::this_thread::yield();
+  test::wait_for([&] { return pair.a->push(&nothing, 1) != 0; });
+  test::wait_for([&] { return pair.b->pull(&nothing, 1) != 0; });
   pair.offsets = {0, 3};  // no ring; and to see that nothing has come takes 50'000 system calls
   return pair;
 }

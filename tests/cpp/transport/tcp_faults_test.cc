@@ -1,7 +1,9 @@
 // Two ranks over proxies that change or cut what goes through: what arrives is right, or there is an error.
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <random>
+#include <thread>
 
 #include "base/clock.h"
 #include "doctest/doctest.h"
@@ -59,7 +61,7 @@ Ended exchange_over(const Fault& fault, Encrypt encrypt) {
         pulled[r] += in;
         has_moved |= out + in != 0;
       }
-      if (!has_moved) std::this_thread::yield();
+      if (!has_moved) std::this_thread::sleep_for(std::chrono::microseconds(20));
       if (now_ns() > until_ns) throw std::runtime_error("no end after 120 s");
     }
   } catch (const InternalError& error) {

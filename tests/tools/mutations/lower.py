@@ -165,7 +165,7 @@ ROWS = (
         "csrc/transport/tcp/opening/dialer.cc",
         "if (!Heartbeats::watch(fd, limit_ms(connection))) return {};",
         "",
-        ("tcp_test::tcp: a leader whose host vanishes within the handshake",),
+        ("tcp_silence_test::tcp: a leader whose host vanishes within the handshake",),
         limit_s=60,
     ),
     Mutation(
@@ -187,7 +187,7 @@ ROWS = (
         "csrc/os/tcp/acknowledged.cc",
         "info.unacked() != 0 && has_room;",
         "true;",
-        ("tcp_test::tcp: a connection of data whose peer does not read",),
+        ("tcp_silence_test::tcp: a connection of data whose peer does not read",),
     ),
     Mutation(
         "mpi-failure-of-another",
@@ -201,7 +201,7 @@ ROWS = (
         "csrc/transport/tcp/tcp_network.cc",
         "    opener_.fail_those_that_cannot_be_accepted(now);\n",
         "",
-        ("tcp_test::tcp: a rank that has no descriptor",),
+        ("tcp_strangers_test::tcp: a rank that has no descriptor",),
         limit_s=60,
     ),
     Mutation(
@@ -209,7 +209,7 @@ ROWS = (
         "csrc/transport/tcp/opening/attempts.cc",
         "kDescriptorsPerUnproven = 8",
         "kDescriptorsPerUnproven = 1",
-        ("tcp_test::tcp: strangers take an eighth",),
+        ("tcp_strangers_test::tcp: strangers take an eighth",),
         limit_s=60,
     ),
     Mutation(
@@ -217,7 +217,7 @@ ROWS = (
         "csrc/transport/tcp/opening/opener.cc",
         " && attempts_.drop_silent()) {",
         " && false) {",
-        ("tcp_test::tcp: a stranger who says nothing",),
+        ("tcp_strangers_test::tcp: a stranger who says nothing",),
     ),
     Mutation(
         "declined-for-ever",
@@ -232,21 +232,21 @@ ROWS = (
         "csrc/transport/tcp/session/attempt.cc",
         "if (!handshakes_.is_proven(hello_, challenge_, proof)) {",
         "if (handshakes_.is_proven(hello_, challenge_, {})) {",
-        ("tcp_test::tcp: who has seen the job",),
+        ("tcp_strangers_test::tcp: who has seen the job",),
     ),
     Mutation(
         "tcp-nonce",
         "csrc/transport/tcp/session/handshake.cc",
         'view("server"), {&hello, sizeof hello}',
         'view("server"), {&hello, offsetof(Hello, nonce)}',
-        ("tcp_test::handshake:",),
+        ("handshake_test::handshake:",),
     ),
     Mutation(
         "tcp-reflection",
         "csrc/transport/tcp/session/handshake.cc",
         "return challenge.verdict == Verdict::kWelcome && is_same(proof, client_proof(hello, challenge));",
         "return is_same(proof, client_proof(hello, challenge)) || is_same(proof, challenge.proof);",
-        ("tcp_test::handshake:",),
+        ("handshake_test::handshake:",),
     ),
     Mutation(
         "tcp-farewell",
