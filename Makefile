@@ -120,7 +120,7 @@ format: $(VENV)/dev  ## rewrite sources as lint wants them
 # More tests than cores: ranks often wait for a time that a test wants to pass (8 at once on 2 cores: 44 s, 4: 76 s), under
 # sanitizers a smaller part of it.
 spare-tests := 12
-sanitize-%: spare-tests := 1
+sanitize-%: spare-tests := 2
 CTEST = $(BIN)/ctest --output-on-failure --progress --parallel $$(($(JOBS) + $(spare-tests)))
 cpptest: build  ## C++ tests
 	@$(CTEST) --test-dir build/cmake

@@ -15,6 +15,7 @@ TEST_CASE("a call that returns leaves to the engine what is still on its way") {
   const Fd fd = create_memfd("test", ControlSegment::nbytes(2, 64));
   std::atomic<bool> is_on_its_way{false};
   std::atomic<int> looks{0};
+  std::atomic<int> last{20000};  // step
   CHECK_NOTHROW(run_threads(2, [&](int r) {
     auto segments = std::make_shared<SegmentRegistry>();
     Network network;
@@ -30,8 +31,12 @@ TEST_CASE("a call that returns leaves to the engine what is still on its way") {
     barrier(rank.world);
     const uint32_t before = rung.load();
     if (r == 1) is_on_its_way.store(true);
-    // The engine may be awake for another reason and have executed an operation: then nobody need wake it.
-    for (int step = 0; step < 100; ++step) sum_now(rank, rank.world, 5000, step);
+    // An engine that is awake for another reason, and executes the operation, need not be woken: until one is. Rank 0
+    // ends a step after rank 1 has begun it, so both see which step is the last before they end the one before it.
+    for (int step = 0; step <= last.load(); ++step) {
+      sum_now(rank, rank.world, 5000, step);
+      if (r == 1 && rung.load() != before && step + 2 < last.load()) last.store(step + 2);
+    }
     if (r == 0) return;
     expect(rung.load() != before, "the engine is woken");
     const int looked = looks.load();
@@ -46,6 +51,7 @@ TEST_CASE("a failure of what is on its way ends all groups of the rank") {
   const Fd fd = create_memfd("test", ControlSegment::nbytes(2, 64));
   const Fd fd_of_set = create_memfd("set", ControlSegment::nbytes(2, 64));
   std::atomic<bool> is_lost{false};
+  std::atomic<bool> has_begun{false};  // rank 0 has the barrier's end before the group fails
   CHECK_NOTHROW(run_threads(2, [&](int r) {
     Network network;
     network.progress = [&, r] {
@@ -55,7 +61,9 @@ TEST_CASE("a failure of what is on its way ends all groups of the rank") {
     Context context(fd.get(), r, 2, {-1, -1}, "host", std::make_shared<SegmentRegistry>(), nullptr, tune, -1, network);
     const std::shared_ptr<Group> set = context.add_group(fd_of_set.get(), {0, 1}, 1, nullptr);
     barrier(*set);
+    if (r == 0) has_begun.store(true);
     if (r == 1) {
+      wait_for([&] { return has_begun.load(); });
       is_lost.store(true);
       wait_for([&] {
         context.try_progress();
