@@ -427,6 +427,12 @@ def framework_table() -> int:
 def framework_raise() -> None:
     """Raises what a signal's handler raised while a kernel waited on the main thread; once. Else does nothing."""
 
+def framework_begin_eager() -> None:
+    """This thread is about to run a kernel itself: what other threads Python has, counts in verdicts of deadlock."""
+
+def framework_end_eager() -> None:
+    """Ends what framework_begin_eager() began."""
+
 def framework_start(rank: int, size: int, local_rank: int, local_size: int) -> None:
     """What kernels that ask for this process's place get to know."""
 

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "base/never_destroyed.h"
 
@@ -20,10 +21,20 @@ std::string capitalized(const char* word) {
 
 std::string described(const Call& call) { return name(call.kind) + (call.name.empty() ? "" : " '" + call.name + "'"); }
 
+thread_local int own_inside = 0;       // calls that this thread is in: a signal's handler may call from within one
+thread_local bool is_kernels = false;  // this thread is in a call by one of TensorFlow's kernels
+thread_local bool is_alone = false;    // see Calls::set_alone()
+
 struct Inside {
   std::atomic<int>& count;
-  explicit Inside(std::atomic<int>& counter) : count(counter) { count.fetch_add(1); }
-  ~Inside() { count.fetch_sub(1); }
+  explicit Inside(std::atomic<int>& counter) : count(counter) {
+    count.fetch_add(1);
+    ++own_inside;
+  }
+  ~Inside() {
+    --own_inside;
+    count.fetch_sub(1);
+  }
   Inside(const Inside&) = delete;
 };
 
@@ -78,12 +89,12 @@ void Calls::forget_after_fork(const std::string& absence) {
   left_.push_back(std::move(table_));
   table_ = std::make_unique<Table>();
   table_->absence = absence;
-  inside_.store(0);
+  inside_.store(own_inside);  // of the threads the child has this one only
 }
 
 bool Calls::drain(double timeout_s) const {
   const Deadline deadline = Deadline::after_s(timeout_s);
-  while (inside_.load() != 0) {
+  while (inside_.load() > own_inside) {
     if (deadline.passed()) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -152,8 +163,9 @@ void Calls::abandon(const Member& member, const OperationPtr& operation) {
   }
 }
 
-void Calls::interrupted(const std::string& what, const char* by, std::vector<OperationPtr> operations) const {
-  const Position here = place();
+// here: from before the wait. The job may have ended meanwhile, and the operations' memory is to be kept all the same.
+void Calls::interrupted(const Position& here, const std::string& what, const char* by,
+                        std::vector<OperationPtr> operations) {
   throw InterruptedCall("Interrupted: rank " + std::to_string(here.rank) + "/" + std::to_string(here.size) +
                             " waited for other ranks in " + what + " when " + by +
                             " came. What it has submitted stands; end the process, or call ringreduce.shutdown()",
@@ -162,9 +174,10 @@ void Calls::interrupted(const std::string& what, const char* by, std::vector<Ope
 
 std::vector<OperationPtr> Calls::run(const std::vector<Call>& calls, Interrupt interrupt) {
   const Inside inside(inside_);
-  const SignalWatch watch;
   std::vector<Member> members;
   for (const Call& call : calls) members.push_back(member(call.process_set, rr::name(call.kind)));
+  const Position here = place();
+  const SignalWatch watch;  // after what a forked child fails at: another thread may have had the watch's lock
   std::vector<OperationPtr> operations;
   std::exception_ptr error;
   try {
@@ -173,7 +186,7 @@ std::vector<OperationPtr> Calls::run(const std::vector<Call>& calls, Interrupt i
     }
   } catch (const Interrupted& signal) {
     const std::string what = described(calls[operations.size()]);
-    interrupted(what, signal.what(), std::move(operations));
+    interrupted(here, what, signal.what(), std::move(operations));
   } catch (...) {
     error = std::current_exception();
   }
@@ -181,7 +194,7 @@ std::vector<OperationPtr> Calls::run(const std::vector<Call>& calls, Interrupt i
     try {
       members[i].group->wait(*operations[i], -1, interrupt);
     } catch (const Interrupted& signal) {
-      interrupted(described(calls[i]), signal.what(), std::move(operations));
+      interrupted(here, described(calls[i]), signal.what(), std::move(operations));
     } catch (...) {
       if (error == nullptr) error = std::current_exception();
       abandon(members[i], operations[i]);
@@ -193,14 +206,22 @@ std::vector<OperationPtr> Calls::run(const std::vector<Call>& calls, Interrupt i
 
 int Calls::join(int process_set, Interrupt interrupt) {
   const Inside inside(inside_);
-  const SignalWatch watch;
   const Member joining = member(process_set, "join");
+  const Position here = place();
+  const SignalWatch watch;
   try {
     return joining.ranks[static_cast<size_t>(joining.group->join(interrupt))];
   } catch (const Interrupted& signal) {
-    interrupted("join", signal.what(), {});
+    interrupted(here, "join", signal.what(), {});
   }
 }
+
+Calls::InKernel::InKernel() : was_(std::exchange(is_kernels, true)) {}
+Calls::InKernel::~InKernel() { is_kernels = was_; }
+
+void Calls::set_alone(bool alone) { is_alone = alone; }
+
+bool Calls::could_others_call() { return is_kernels && !is_alone; }
 
 Position Calls::place() const {
   const std::lock_guard lock(table_->mutex);

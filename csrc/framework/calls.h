@@ -74,7 +74,7 @@ class Calls {
   void leave(int process_set);
   void end(const std::string& absence);  // no job from here on; absence: the text of NotInitializedError
   void forget_after_fork(const std::string& absence);
-  // Waits until no thread is inside a call; false when it takes longer.
+  // Waits until no other thread is inside a call; false when it takes longer. This one may be, in a signal's handler.
   bool drain(double timeout_s) const;
 
   // The operations, finished, in the order of the calls, which are all submitted before the first is waited for. Raises
@@ -86,6 +86,22 @@ class Calls {
   int size(int process_set) const;
   int rank(int process_set) const;  // within the set; raises InvalidArgumentError outside
   bool included(int process_set) const;
+
+  // A call of this thread by a kernel of TensorFlow, to the end of the scope.
+  class InKernel {
+   public:
+    InKernel();
+    ~InKernel();
+    InKernel(const InKernel&) = delete;
+
+   private:
+    bool was_;
+  };
+  // Whether another thread could call an operation while this one waits in such a kernel. As far as a kernel knows,
+  // yes: sessions come to their operators in any order, and Python may have other threads. A thread of Python's that is
+  // about to call a kernel eagerly may have seen that it is the only one: it says so, and takes that back afterwards.
+  static bool could_others_call();
+  static void set_alone(bool alone);
 
  private:
   struct Entry {
@@ -108,7 +124,8 @@ class Calls {
   Entry entry(int process_set, bool needs_job = true) const;
   Member member(int process_set, const char* call) const;
   static OperationPtr submit(const Call& call, const Member& member, bool is_async, Interrupt interrupt);
-  [[noreturn]] void interrupted(const std::string& what, const char* by, std::vector<OperationPtr> operations) const;
+  [[noreturn]] static void interrupted(const Position& here, const std::string& what, const char* by,
+                                       std::vector<OperationPtr> operations);
   static void abandon(const Member& member, const OperationPtr& operation);
 
   std::unique_ptr<Table> table_;

@@ -17,6 +17,7 @@
 #include "base/text.h"
 #include "engine/context.h"
 #include "engine/gpu/device_queue.h"
+#include "framework/calls.h"
 #include "python/memory.h"
 
 namespace rr {
@@ -104,12 +105,9 @@ inline bool never_calls(py::object frame) {
 }
 
 // Whether another thread than the calling one is in Python code, or has called from there: it may call an operation
-// next. Threads of a library that have no Python frame now, as idle ones of autograd, are started by one that has. A
-// framework's call is not asked to take the GIL, whose holder may wait for it: there, those that have called count.
-inline bool has_other_threads() {
-  if (!WithoutGil::is_inside()) return false;
-  if (!can_take_gil()) return true;
-  const py::gil_scoped_acquire gil;
+// next. Threads of a library that have no Python frame now, as idle ones of autograd, are started by one that has. With
+// the GIL.
+inline bool has_other_python_threads() {
   try {
     int callers = 0;
     for (const auto& [thread, frame] : py::dict(py::module_::import("sys").attr("_current_frames")()))
@@ -118,6 +116,16 @@ inline bool has_other_threads() {
   } catch (const std::exception&) {
     return true;
   }
+}
+
+// Likewise, of a thread that waits in a call, without the GIL. A kernel's is not asked to take the GIL, whose holder
+// may wait for the kernel: of TensorFlow's see Calls::could_others_call(); of XLA's threads those that have called
+// count.
+inline bool has_other_threads() {
+  if (!WithoutGil::is_inside()) return Calls::could_others_call();
+  if (!can_take_gil()) return true;
+  const py::gil_scoped_acquire gil;
+  return has_other_python_threads();
 }
 
 struct PyOutput {

@@ -53,11 +53,14 @@ def communicate(operator: Callable[..., Any], *inputs: Any, **attrs: Any) -> Any
 def ask(operator: Callable[..., Any], *inputs: Any, **attrs: Any) -> Any:
     """operator(*inputs), an operation that the other ranks need not know of."""
     if tf.executing_eagerly():
+        _core.framework_begin_eager()
         try:
             return operator(*inputs, **attrs)
         except tf.errors.OpError as error:
             _core.framework_raise()  # what a signal's handler raised while the operator waited: KeyboardInterrupt
             raise with_our_class(error) from None
+        finally:
+            _core.framework_end_eager()
     with tf.xla.experimental.jit_scope(compile_ops=False):  # XLA may compile what is around it, unasked
         return operator(*inputs, **attrs)
 

@@ -192,4 +192,68 @@ TEST_CASE("a kernel's errors have their class in front, and end with the job") {
   });
 }
 
+// What a signal's handler does within a call of its own thread: an Interrupt, which takes no argument.
+struct InHandler {
+  Calls* calls = nullptr;
+  std::atomic<bool> has_come{false};
+  bool is_drained = false;
+};
+InHandler in_handler;
+
+TEST_CASE(
+    "a handler within a kernel's call does not wait for that call, and its operations are kept when the job ends") {
+  in_handler.has_come = false;
+  run_ranks(2, [](Rank& rank) {
+    Kernel kernel(rank);
+    if (rank.rank == 0) {
+      in_handler.calls = &kernel.calls;
+      const auto end_of_job = [] {
+        in_handler.is_drained = in_handler.calls->drain(0);
+        in_handler.calls->end("no job any more");
+        in_handler.has_come = true;
+        throw Interrupted("a signal");
+      };
+      Call barrier_call;
+      size_t kept = 0;
+      try {
+        kernel.calls.run({barrier_call}, end_of_job);
+      } catch (const InterruptedCall& call) {
+        kept = call.operations.size();
+        expect_contains(call.what(), "Interrupted: rank 0/2 waited for other ranks in barrier when a signal came");
+      }
+      expect(kept == 1, "the operation is kept");
+      expect(in_handler.is_drained, "this thread's own call is not waited for");
+      return;
+    }
+    wait_for([] { return in_handler.has_come.load(); });
+    barrier(rank.world);
+  });
+}
+
+TEST_CASE("while a kernel waits others could call, unless Python's thread that calls it has seen that none can") {
+  for (const bool alone : {false, true}) {
+    CAPTURE(alone);
+    static std::atomic<int> others;
+    others = -1;
+    CHECK_NOTHROW(run_ranks(2, [alone](Rank& rank) {
+      Kernel kernel(rank);
+      if (rank.rank == 0) {
+        rank.context.calling_threads().set_has_others([] {
+          others = Calls::could_others_call() ? 1 : 0;
+          return true;
+        });
+        Calls::set_alone(alone);
+        const auto outcome = kernel.run({plain(Kind::kBarrier)});
+        Calls::set_alone(false);
+        expect(kernel.table.error(outcome.get()) == 0, kernel.table.text(outcome.get()));
+        expect(!Calls::could_others_call(), "not in a kernel");
+        return;
+      }
+      wait_for([] { return others.load() >= 0; });
+      barrier(rank.world);
+    }));
+    CHECK(others.load() == (alone ? 0 : 1));
+  }
+}
+
 }  // namespace rr::test

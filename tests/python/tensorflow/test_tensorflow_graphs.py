@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -122,6 +125,45 @@ def check_every_kind(results: list[Any]) -> None:
 
 def test_a_session_runs_collectives_in_any_order_and_only_those_it_fetches() -> None:
     assert run_ranks(sessions, 2, env=ENV | {"RINGREDUCE_TIMEOUT": "20"}) == ["done"] * 2
+
+
+def test_first_collectives_in_opposite_orders_a_second_apart() -> None:
+    """Every rank waits for what another one calls later, and each has one thread that has called: no deadlock.
+
+    With more ranks than cores, where init() calls nothing to measure the machine.
+    """
+    size = len(os.sched_getaffinity(0)) + 1
+    assert run_ranks(opposite_orders, size, env=ENV | {"RINGREDUCE_TIMEOUT": "60"}) == ["done"] * size
+
+
+def opposite_orders() -> str:
+    tf = tensorflow_ranks.start()
+    import ringreduce.tensorflow as hvd
+
+    for check in (in_a_session, on_threads_of_python):
+        hvd.init()
+        check(tf, hvd, ("x", "y") if hvd.rank() == 0 else ("y", "x"))
+        hvd.shutdown()
+    return "done"
+
+
+def in_a_session(tf: Any, hvd: Any, names: tuple[str, str]) -> None:
+    with tf.Graph().as_default():
+        late = tf.numpy_function(lambda value: (time.sleep(1), value)[1], [np.float32(1)], tf.float32)
+        inputs = [tf.constant([1.0]), tf.reshape(late, [1])]
+        results = [hvd.allreduce(x, op=hvd.Sum, name=name) for name, x in zip(names, inputs, strict=True)]
+        with tf.compat.v1.Session() as running:
+            for result in running.run(results):
+                close(result, [float(hvd.size())])
+
+
+def on_threads_of_python(tf: Any, hvd: Any, names: tuple[str, str]) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(hvd.allreduce, tf.constant([1.0]), op=hvd.Sum, name=names[0])
+        time.sleep(1)
+        second = threads.submit(hvd.allreduce, tf.constant([1.0]), op=hvd.Sum, name=names[1])
+        for result in (first, second):
+            close(result.result(), [float(hvd.size())])
 
 
 def sessions() -> str:
