@@ -79,8 +79,9 @@ struct Kernels {
   // float(prescale) before the fold and by one float(postscale / divisor) after it, float64 likewise in double; a
   // factor of 1 does nothing; Min and Max of anything and a NaN are NaN. Integer Sum and Product wrap around. Integer
   // Average, or factors: when prescale is not 1 each input is multiplied in double and truncated to the type; what is
-  // folded then is exact in 64 bits; the result is multiplied by postscale and divided by divisor in double. Truncating
-  // is toward zero, and clamps to the type's range.
+  // folded then is exact in 64 bits, but for a Product of scaled ones, in double; the result is multiplied by postscale
+  // and divided by divisor in double, one of 64 bits without postscale as an integer. Truncating is toward zero, and
+  // clamps to the type's range.
   void (*reduce)(const Reduction& reduction, const void* const* srcs, size_t nsrc, void* const* dsts, size_t ndst,
                  size_t count);
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ringreduce.collectives.ops import Max
+from ringreduce.common.same_start import OPTIMIZER
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.job.collective_json import allreduce_integers
 from ringreduce.job.process_sets import ProcessSet
@@ -49,7 +50,9 @@ class DistributedMixin(torch.optim.Optimizer):
         self._clipped = False  # the gradients are reduced, and the next step() uses them as they are
         self._scaled = False  # likewise; it was for a GradScaler
         self._is_doubtful = False  # no step() and no reduction since clip_grad_norm_(): so all ranks agree
-        self._is_compared = False  # the ranks have compared what they start from
+        self._is_compared = False  # the ranks have compared what they start from, or go on from
+        self._joins = process_set.joins  # that had ended when they did
+        self._compares = OPTIMIZER  # who does it, for the report
         self._is_extending = False  # parameters are being added; still so after that was interrupted
         self._is_lost = False  # a step() was interrupted where it cannot be taken up
         self._reducers = []
@@ -71,6 +74,8 @@ class DistributedMixin(torch.optim.Optimizer):
         new = [item for item in found if item[1].requires_grad]
         self._idle = [p for _, p, _ in found if not p.requires_grad]
         if new:
+            if self._reducers:
+                self._is_compared, self._compares = False, f"{OPTIMIZER} with new parameters"
             self._reducers.append(self._make_reducer(new))
             self._reduced.update(p for _, p, _ in new)
 
@@ -126,9 +131,18 @@ class DistributedMixin(torch.optim.Optimizer):
             reducer.synchronize()
 
     def _compare_start(self, prefix: str) -> None:
-        """Before the first step: whether the ranks start from the same. Collective; the prefix is of its operations."""
+        """Whether the ranks start from the same. Collective; the prefix is of its operations.
+
+        Before the first step; before the first with new parameters, which each rank may have made by itself; and before
+        the first after join(), because a rank that had joined lacks the steps that the others took meanwhile.
+        """
+        joins = self._process_set.joins
+        if joins != self._joins:
+            self._joins, self._is_compared, self._compares = joins, False, f"{OPTIMIZER} after join()"
         if not self._is_compared:
-            self._is_compared = same_start.check(self._start_values(), f"{prefix}.start", self._process_set)
+            self._is_compared = same_start.check(
+                self._start_values(), f"{prefix}.start", self._process_set, self._compares
+            )
 
     def _start_values(self) -> list[tuple[str, torch.Tensor]]:
         """The parameters and the optimizer's state, by names, in the same order on all ranks."""
@@ -303,8 +317,11 @@ class DistributedMixin(torch.optim.Optimizer):
         own = torch.as_tensor(loss, dtype=torch.float64).detach().reshape(1)
         return allreduce(own, op=settings.op, process_set=process_set)[0]
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the optimizer's own. Raises AssertionError between backward() and the step that uses its gradients."""
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """As the optimizer's own, which may take no argument, as those of Apex do.
+
+        Raises AssertionError between backward() and the step that uses its gradients.
+        """
         if self._pending():
             raise AssertionError(
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
@@ -312,7 +329,7 @@ class DistributedMixin(torch.optim.Optimizer):
                 + (INTERRUPTED if any(reducer.is_half_done for reducer in self._reducers) else "")
             )
         self._forget_reduction()
-        super().zero_grad(set_to_none)
+        super().zero_grad(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Any) -> None:
         """As the optimizer's own; a round of gradients that has begun is reduced first, and left unused."""

@@ -20,10 +20,12 @@ def check_plain(optimizer: torch.optim.Optimizer, text: str) -> None:
 
 
 def check_memory(named: Iterable[tuple[str, torch.Tensor]], process_set: ProcessSet) -> None:
-    """Raises InvalidArgumentError for a DTensor, whose gradient is one and has no memory of its own.
+    """Raises InvalidArgumentError for a parameter whose gradient cannot lie in a bucket.
 
-    A single rank reduces nothing, and may have it. Gradients of other wrappers, as of quantized weights, are plain
-    tensors, or are refused when they come.
+    A DTensor's gradient is one and has no memory of its own. Torch 2.13 lets a gradient have another dtype than its
+    parameter (`grad_dtype`), which a bucket of the parameters' dtypes would round. A single rank reduces nothing, and
+    may have both. Gradients of other wrappers, as of quantized weights, are plain tensors, or are refused when they
+    come.
     """
     if not process_set.included() or process_set.size() == 1:
         return
@@ -33,6 +35,13 @@ def check_memory(named: Iterable[tuple[str, torch.Tensor]], process_set: Process
                 f"DistributedOptimizer: {name} is a {type(parameter).__name__} without memory of its own, and so will "
                 "its gradient be. Parameters that FSDP2 or DTensor shards have their gradients reduced already: use "
                 "the plain optimizer for them, and DistributedOptimizer for plain tensors"
+            )
+        gradient_dtype = getattr(parameter, "grad_dtype", parameter.dtype)
+        if parameter.requires_grad and gradient_dtype != parameter.dtype:
+            raise InvalidArgumentError(
+                f"DistributedOptimizer: {name} is {parameter.dtype} and its grad_dtype is {gradient_dtype}; gradients "
+                "are reduced in their parameters' dtype: leave grad_dtype as it is, or keep the parameter itself in "
+                "the wider dtype and compute under torch.autocast"
             )
 
 

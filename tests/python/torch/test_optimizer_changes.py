@@ -511,3 +511,42 @@ def resize() -> None:
 
 def test_a_parameter_of_another_shape_is_refused(run_ranks: Callable[..., Any]) -> None:
     run_ranks(resize, 2)
+
+
+def optimizer_whose_zero_grad_takes_nothing() -> bool:
+    class Fused(torch.optim.SGD):
+        """As Apex's and DeepSpeed's fused optimizers."""
+
+        def zero_grad(self) -> None:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+
+    with hvd.init():
+        model = torch.nn.Linear(2, 1)
+        optimizer = hvd.DistributedOptimizer(Fused(model.parameters(), lr=0.1), model.named_parameters())
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return model.weight.grad is None
+
+
+def test_an_optimizer_whose_zero_grad_takes_nothing(run_ranks: Callable[..., Any]) -> None:
+    assert run_ranks(optimizer_whose_zero_grad_takes_nothing, 2) == [True, True]
+
+
+def gradients_of_another_dtype() -> str:
+    with hvd.init():
+        model = torch.nn.Linear(2, 1, dtype=torch.bfloat16)
+        model.weight.grad_dtype = torch.float32
+        with pytest.raises(hvd.InvalidArgumentError) as caught:
+            hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        return str(caught.value)
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch has no grad_dtype")
+def test_gradients_of_another_dtype_are_refused(run_ranks: Callable[..., Any]) -> None:
+    for text in run_ranks(gradients_of_another_dtype, 2):
+        assert text.startswith(
+            "DistributedOptimizer: weight is torch.bfloat16 and its grad_dtype is torch.float32; gradients are reduced"
+        )

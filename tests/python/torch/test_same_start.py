@@ -153,3 +153,43 @@ def test_a_rank_without_batches_joins_before_the_first_step(run_ranks: Callable[
     assert one[0] == two[0]  # ranks 1 and 2: less by (6 + 9) / 3
     assert [value - two[1] for value in two[2:]] == pytest.approx([-6.0, -12.0])
     assert none == one[1:] == two[2:]
+
+
+def warned_of(step: Callable[[], object]) -> list[str]:
+    """What a call warned of that is about values that ranks start from."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        step()
+    return [str(one.message) for one in caught if "first step" in str(one.message)]
+
+
+def later_differences(with_new_values: bool) -> tuple[list[str], list[str], list[str]]:
+    """What is said in a step after another one; after join(); and after parameters were added."""
+    with hvd.init() as world:
+        body, head = torch.nn.Linear(3, 2, bias=False), torch.nn.Linear(2, 1, bias=False)
+        torch.nn.init.ones_(body.weight)
+        torch.nn.init.constant_(head.weight, 1.0 + (world.rank if with_new_values else 0))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(body.parameters(), lr=0.1), body.named_parameters())
+
+        def step() -> None:
+            optimizer.zero_grad()
+            head(body(torch.full((2, 3), world.rank + 1.0))).sum().backward()
+            optimizer.step()
+
+        step()
+        without = warned_of(step)
+        if world.rank == 0 and with_new_values:
+            step()  # the other rank has no batch left
+        hvd.join()
+        joined = warned_of(step)
+        hvd.broadcast_parameters(body.state_dict(), root_rank=0)
+        optimizer.add_param_group({"params": list(head.parameters())})
+        return without, joined, warned_of(step)
+
+
+def test_what_differs_later_is_said_too(run_ranks: Callable[..., Any]) -> None:
+    first, (joined,), (added,) = run_ranks(later_differences, 2, args=[True])[0]  # the first rank warns
+    assert first == []
+    assert joined.startswith("DistributedOptimizer after join(), first step: weight is not the same on all ranks; 1 of")
+    assert "DistributedOptimizer with new parameters, first step: allreduce.noname.1.0 is not the same" in added
+    assert run_ranks(later_differences, 2, args=[False]) == [([], [], [])] * 2

@@ -78,6 +78,20 @@ ROWS = (
         ("calls_test",),
     ),
     Mutation(
+        "kernel-others",
+        "csrc/framework/calls.cc",
+        "return is_kernels && !is_alone;",
+        "return false;",
+        ("calls_test",),
+    ),
+    Mutation(
+        "kernel-drain",
+        "csrc/framework/calls.cc",
+        "while (inside_.load() > own_inside) {",
+        "while (inside_.load() != 0) {",
+        ("calls_test",),
+    ),
+    Mutation(
         "row-counts",
         "csrc/framework/table.cc",
         "const std::vector<uint64_t>& list = outcome->operations[call]->counts;",
