@@ -150,9 +150,10 @@ class PowerSGDExchange:
 
     def _first_or_last_q(self, at: int, matrix: torch.Tensor) -> torch.Tensor:
         if at not in self.qs:
-            generator = torch.Generator().manual_seed(self._settings.seed + at)
-            drawn = torch.randn(matrix.shape[1], self._settings.rank, generator=generator)  # the same on all ranks
-            self.qs[at] = drawn
+            # The same on all ranks, whatever their default dtypes and devices are.
+            generator = torch.Generator("cpu").manual_seed(self._settings.seed + at)
+            shape = (matrix.shape[1], self._settings.rank)
+            self.qs[at] = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
         self.qs[at] = self.qs[at].to(matrix.device)
         return self.qs[at]
 

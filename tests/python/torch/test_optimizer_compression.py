@@ -253,12 +253,13 @@ def test_powersgd_has_the_same_bits_with_other_numbers_of_threads(run_ranks: Cal
 
 
 class Alone(NamedTuple):
-    """A Channel that sends nothing, for tensors without memory."""
+    """A Channel that sends nothing: of one rank, whose sums are there already, or for tensors without memory."""
 
     process_set: Any = SimpleNamespace(joins=0)
     op: int = hvd.Sum
 
-    def allreduce(self, tensors: Any, name: str) -> None: ...
+    def allreduce(self, tensors: Any, name: str) -> Any:
+        return SimpleNamespace(wait=lambda: None)
 
     def allgather(self, tensor: Any, name: str) -> None: ...
 
@@ -277,6 +278,23 @@ def test_what_was_left_out_goes_to_the_device_of_the_gradients() -> None:
         now = exchange.state_dict()
         tensors = [now["error"]] if name == "int8" else [now["qs"][0], exchange._matrices[0]]
         assert [tensor.device.type for tensor in tensors] == ["meta"] * len(tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_powersgd_computes_in_float32_whatever_the_default_dtype_is(dtype: Any) -> None:
+    results = []
+    before = torch.get_default_dtype()
+    for default in (before, dtype):
+        gradient = gradients(0, 0)[0]
+        exchange = COMPRESSIONS["powersgd"]().exchange(Alone())
+        torch.set_default_dtype(default)
+        try:
+            exchange.begin([gradient], "name")
+            exchange.finish()
+        finally:
+            torch.set_default_dtype(before)
+        results.append(gradient)
+    assert torch.equal(results[0], results[1])
 
 
 def learn() -> dict[str, tuple[float, float]]:
