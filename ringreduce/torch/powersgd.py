@@ -84,8 +84,8 @@ class PowerSGDExchange:
 
     def begin(self, gradients: Sequence[torch.Tensor], name: str) -> None:
         """See Exchange: starts the reductions of P, and of what travels as it is."""
+        self._forget_reduction()  # where finish() has raised
         self._gradients, self._name = gradients, name
-        self._whole, self._matrices, self._ps, self._works = [], {}, {}, []
         is_apart = self._is_apart()
         if is_apart:
             channel = self._channel._replace(op=Max, prescale=1.0, postscale=1.0)
@@ -115,8 +115,11 @@ class PowerSGDExchange:
             self.step, self.qs = int(self._steps.item()), {}
             self._joins = self._channel.process_set.joins
         self.step += 1
-        if not self._ps:
-            return
+        if self._ps:
+            self._finish_compressed()
+        self._forget_reduction()
+
+    def _finish_compressed(self) -> None:
         own = {}
         finite = {at: bool(p.isfinite().all()) for at, p in self._ps.items()}  # the same on all ranks
         for at, p in self._ps.items():
@@ -135,7 +138,10 @@ class PowerSGDExchange:
             with _one_thread(q.device):
                 product = self._ps[at] @ q.t()
             gradient.copy_(product.view(gradient.shape))  # which the matrix may be a view of
-        self._gradients = ()
+
+    def _forget_reduction(self) -> None:
+        """Frees what is as large as the gradients before the next forward and backward need the memory."""
+        self._gradients, self._whole, self._matrices, self._ps, self._works = (), [], {}, {}, []
 
     def _is_apart(self) -> bool:
         """Whether ranks may have other steps and Qs: since a join() that has ended, so the same on all ranks."""

@@ -1,6 +1,7 @@
 """Gradient compression in DistributedOptimizer: values against an oracle, what is fed back, what travels."""
 
 import copy
+import gc
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -295,6 +296,19 @@ def test_powersgd_computes_in_float32_whatever_the_default_dtype_is(dtype: Any) 
             torch.set_default_dtype(before)
         results.append(gradient)
     assert torch.equal(results[0], results[1])
+
+
+def test_powersgd_keeps_errors_alone_until_the_next_step() -> None:
+    """No copy of the gradients, whether they travelled as they are or compressed, and not the gradients themselves."""
+    shape = (48, 41)  # of no other tensor of this process
+    exchange = hvd.Compression.powersgd(rank=3, start_step=1).exchange(Alone())
+    for _ in range(3):
+        given = [torch.ones(shape[::-1]).t()]  # not contiguous: what travels as it is is a copy
+        exchange.begin(given, "name")
+        exchange.finish()
+        del given
+        alive = {id(thing) for thing in gc.get_objects() if type(thing) is torch.Tensor and thing.shape == shape}
+        assert alive == {id(error) for error in exchange.state_dict()["errors"].values()}
 
 
 def learn() -> dict[str, tuple[float, float]]:
