@@ -125,7 +125,7 @@ def broadcast_optimizer_state(
     if layout and not tensors:
         gpu = _gpu_of(optimizer) if any(is_cuda for *_, is_cuda in layout) else None
         tensors = [
-            torch.empty_strided(shape, strides, dtype=dtype, device=gpu if is_cuda else None)
+            torch.empty_strided(shape, strides, dtype=dtype, device=gpu if is_cuda else "cpu")
             for shape, strides, dtype, is_cuda in layout
         ]
     broadcast_parameters(tensors, root_rank, process_set)

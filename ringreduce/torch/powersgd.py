@@ -77,7 +77,7 @@ class PowerSGDExchange:
         self._works: list[Work] = []
         # How many join()s had ended when all ranks last had the same step and Qs; None: they had not when it was saved.
         self._joins: int | None = channel.process_set.joins
-        self._steps = torch.zeros(0)  # the largest of the ranks', in the first reduction after a join()
+        self._steps = torch.zeros(0, device="cpu")  # the largest of the ranks', in the first reduction after a join()
         self.step = 0
         self.errors: dict[int, torch.Tensor] = {}
         self.qs: dict[int, torch.Tensor] = {}
@@ -89,7 +89,7 @@ class PowerSGDExchange:
         is_apart = self._is_apart()
         if is_apart:
             channel = self._channel._replace(op=Max, prescale=1.0, postscale=1.0)
-            self._steps = torch.tensor([self.step])
+            self._steps = torch.tensor([self.step], device="cpu")
             self._works.append(channel.allreduce([self._steps], f"{name}.step"))
         for at, gradient in enumerate(gradients):
             if is_apart or self.step < self._settings.start_step or not self._is_worth_it(gradient):

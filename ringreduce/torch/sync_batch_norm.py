@@ -143,7 +143,7 @@ class _Normalize(torch.autograd.Function):
         output = torch.addcmul(_along(shift, wide), wide, _along(scale, wide)).to(input.dtype)
         ctx.save_for_backward(input, weight, mean, inverse)
         ctx.count, ctx.process_set = count, process_set
-        total = torch.tensor(count, dtype=torch.float64)
+        total = torch.tensor(count, dtype=torch.float64, device="cpu")
         ctx.mark_non_differentiable(mean, m2, total)
         return output, mean, m2, total
 
@@ -206,7 +206,7 @@ def _combined(row: torch.Tensor, process_set: ProcessSet) -> tuple[torch.Tensor,
     except MismatchError as error:
         raise _of_layer(error) from None
     rows = received(work, row).cpu()  # counts decide what is computed, so the CPU has to have them
-    count, mean, m2 = 0.0, *torch.zeros(2, row.shape[1] // 2, dtype=torch.float64)
+    count, mean, m2 = 0.0, *torch.zeros(2, row.shape[1] // 2, dtype=torch.float64, device="cpu")
     for other in rows:
         added = float(other[0])
         if added == 0.0:

@@ -301,7 +301,7 @@ def symmetric_empty(
     sizes = torch.Size(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)  # type: ignore[arg-type]
     dtype = dtype or torch.get_default_dtype()
     if dtype not in DTYPES:
-        raise refusal(torch.empty(0, dtype=dtype))
+        raise refusal(torch.empty(0, dtype=dtype, device="cpu"))
     raw = memory.symmetric_empty(sizes.numel() * dtype.itemsize, np.uint8, process_set=process_set)
     return from_bytes(raw, dtype).view(sizes)
 
@@ -309,5 +309,5 @@ def symmetric_empty(
 def from_bytes(raw: Any, dtype: torch.dtype) -> torch.Tensor:
     """A flat tensor over an ndarray of bytes, which it keeps alive."""
     if raw.size == 0:
-        return torch.empty(0, dtype=dtype)
+        return torch.empty(0, dtype=dtype, device="cpu")
     return torch.frombuffer(raw, dtype=dtype)

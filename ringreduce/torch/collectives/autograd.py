@@ -130,7 +130,7 @@ class GroupedAllgather(torch.autograd.Function):
         works = allgathers(sources, name, process_set_of(members))
         wait_or_withdraw(works)
         outputs = [received(work, tensor) for work, tensor in zip(works.each, sources, strict=True)]
-        return *outputs, torch.tensor([work.counts for work in works.each], dtype=torch.int64)
+        return *outputs, torch.tensor([work.counts for work in works.each], dtype=torch.int64, device="cpu")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -228,7 +228,7 @@ class Alltoall(torch.autograd.Function):
         rows = None if splits is None else rows_for_each(splits.detach().cpu().numpy())
         work = exchange(process_set_of(members).group, tensor, rows, name)
         wait_or_withdraw(work)
-        return received(work, tensor), torch.tensor(work.counts, dtype=torch.int64)
+        return received(work, tensor), torch.tensor(work.counts, dtype=torch.int64, device="cpu")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

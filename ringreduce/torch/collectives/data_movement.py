@@ -136,7 +136,7 @@ def alltoall(
     >>> hvd.alltoall(torch.arange(4) + 10 * hvd.rank(), splits=[1, 3])  # on rank 0 of two
     (tensor([ 0, 10]), tensor([1, 1], dtype=torch.int32))
     """
-    rows = None if splits is None else torch.as_tensor(splits)
+    rows = splits if splits is None or isinstance(splits, torch.Tensor) else torch.as_tensor(splits, device="cpu")
     if is_compiling():
         output, counts = autograd.alltoall(tensor, rows, name, place_of(process_set))
         received_splits = counts.to("cpu" if rows is None else rows.device, torch.int32)

@@ -50,7 +50,7 @@ def _unknown_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _counts(members: Members, *operations: int) -> torch.Tensor:
-    return torch.empty((*operations, process_set_of(members).group.size), dtype=torch.int64)
+    return torch.empty((*operations, process_set_of(members).group.size), dtype=torch.int64, device="cpu")
 
 
 def _fake_allgather(

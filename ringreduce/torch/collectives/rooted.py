@@ -127,7 +127,7 @@ class Gather(torch.autograd.Function):
         wait_or_withdraw(work)
         rows = received(work, tensor) if is_root else tensor.new_empty((0, *tensor.shape[1:]))
         counts = work.counts if is_root else [0] * members.group.size
-        return rows, token_of(tensor), token_of(tensor), torch.tensor(counts, dtype=torch.int64)
+        return rows, token_of(tensor), token_of(tensor), torch.tensor(counts, dtype=torch.int64, device="cpu")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -62,9 +62,8 @@ def sparse_allreduce_async(
                     f"Mismatched sparse ALLREDUCE tensor shapes: this rank sent sparse dimensions {list(size[:dims])}, "
                     f"but rank {rank} sent {part[0].tolist()}."
                 )
-        summed = torch.sparse_coo_tensor(
-            torch.cat([part[1:] for part in parts]).t(), received(done.each[1], values), size
-        ).coalesce()
+        found = torch.cat([part[1:] for part in parts]).t()
+        summed = torch.sparse_coo_tensor(found, received(done.each[1], values), size, device=values.device).coalesce()
         if op == Average:  # integers truncate toward zero, as in every other average
             summed.values().div_(len(counts), rounding_mode=None if values.is_floating_point() else "trunc")
         return summed

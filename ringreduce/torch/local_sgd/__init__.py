@@ -119,7 +119,7 @@ def _described_outer(outer: Outer | None) -> str:
     """What an outer optimizer is, for ranks to compare. Raises InvalidArgumentError where it is none."""
     if outer is None:
         return ""
-    made = outer([torch.nn.Parameter(torch.zeros(1))]) if callable(outer) else outer
+    made = outer([torch.nn.Parameter(torch.zeros(1, device="cpu"))]) if callable(outer) else outer
     if not callable(outer) or not isinstance(made, torch.optim.Optimizer):
         raise InvalidArgumentError(
             "LocalSGD: outer is a function from parameters to a torch optimizer, such as hvd.diloco() or "

@@ -52,7 +52,7 @@ class Fragment:
         self._way = way_for(compression, [p.dtype for p in parameters], self._channel)
         self._exchange = gradient_reduction.make(*self._way)
         self._sent: list[torch.Tensor] = []
-        self._present = torch.zeros(0)
+        self._present = torch.zeros(0, device="cpu")
         self._work: Any = None
         self.due: int | None = None
         """In which step an averaging that has begun is to be used; None: none has."""
@@ -78,7 +78,7 @@ class Fragment:
                 self._sent = [p.detach().clone() for p in self._parameters]
             else:
                 self._sent = [m - p for m, p in zip(self._common, self._parameters, strict=True)]
-        self._present = torch.ones(1, dtype=torch.float64)
+        self._present = torch.ones(1, dtype=torch.float64, device="cpu")
         self._exchange.begin(self._sent, self._name)
         self._work = self._channel.allreduce([self._present], f"{self._name}.present")
 

@@ -41,7 +41,7 @@ class AdasumMixin(DistributedMixin):
     def _extend(self) -> None:
         """Reduces no gradients, and has a number of ranks that Adasum cannot do refused before the first step."""
         if self._is_shared():
-            self._combine([torch.zeros(1)])
+            self._combine([torch.zeros(1, device="cpu")])
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

@@ -18,7 +18,7 @@ def norm_of(grads: Sequence[torch.Tensor], order: float) -> torch.Tensor:
         for grad in grads
         if grad.numel()  # an empty one has no norm of order infinity
     ]
-    together = torch.stack([norm.to(norms[0].device) for norm in norms]) if norms else torch.zeros(1)
+    together = torch.stack([norm.to(norms[0].device) for norm in norms]) if norms else torch.zeros(1, device="cpu")
     total: torch.Tensor = torch.linalg.vector_norm(together.double(), order).reshape(1)
     return total
 

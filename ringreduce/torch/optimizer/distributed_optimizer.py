@@ -314,7 +314,8 @@ class DistributedMixin(torch.optim.Optimizer):
         settings, process_set = self._settings, self._process_set
         if not isinstance(self, torch.optim.LBFGS) or not process_set.included() or process_set.size() == 1:
             return loss
-        own = torch.as_tensor(loss, dtype=torch.float64).detach().reshape(1)
+        device = loss.device if isinstance(loss, torch.Tensor) else "cpu"
+        own = torch.as_tensor(loss, dtype=torch.float64, device=device).detach().reshape(1)
         return allreduce(own, op=settings.op, process_set=process_set)[0]
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:

@@ -66,7 +66,9 @@ class SparseBucket(Bucket):
             work.wait()
         indices, values = (received(work, like) for work, like in zip(self.work, self.gathered, strict=True))
         values = values * self.channel.factor
-        total = torch.sparse_coo_tensor(indices.t(), values, slot.parameter.shape, check_invariants=False)
+        total = torch.sparse_coo_tensor(
+            indices.t(), values, slot.parameter.shape, device=values.device, check_invariants=False
+        )
         self.gathered, self.work, self.given = (), (), None
         if is_changed:
             raise changed()
