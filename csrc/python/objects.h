@@ -109,10 +109,12 @@ inline bool never_calls(py::object frame) {
 // the GIL.
 inline bool has_other_python_threads() {
   try {
-    int callers = 0;
-    for (const auto& [thread, frame] : py::dict(py::module_::import("sys").attr("_current_frames")()))
-      callers += never_calls(py::reinterpret_borrow<py::object>(frame)) ? 0 : 1;
-    return callers > 1;
+    const unsigned long own = PyThread_get_thread_ident();
+    for (const auto& [thread, frame] : py::dict(py::module_::import("sys").attr("_current_frames")())) {
+      if (thread.cast<unsigned long>() == own) continue;
+      if (!never_calls(py::reinterpret_borrow<py::object>(frame))) return true;
+    }
+    return false;
   } catch (const std::exception&) {
     return true;
   }

@@ -188,6 +188,7 @@ def join(process_set: ProcessSet = global_process_set) -> int:
     """
     state.finish_in_flight()
     last = process_set.ranks[process_set.group.join()]
+    process_set.joined_last = last
     process_set.joins += 1
     return last
 

@@ -45,6 +45,7 @@ class ProcessSet:
         mpi_comm: the communicator it was made from; needed until it is registered, and not afterwards.
         group: the native group, for this package's own use.
         joins: how many calls of join() on the set have ended, the same on all members; for this package's own use.
+        joined_last: the global rank that the last of them returned, None before; likewise.
         place: the id, and this rank's place in the set, as one number; -1 until the set is registered.
 
     Raises:
@@ -56,6 +57,7 @@ class ProcessSet:
         "_family",
         "_position",
         "group",
+        "joined_last",
         "joins",
         "mpi_comm",
         "place",
@@ -75,6 +77,7 @@ class ProcessSet:
         self.process_set_id: int | None = None
         self.place = -1
         self.joins = 0
+        self.joined_last: int | None = None
         self.ranks: list[int] = sorted(members)
         self._family: list[list[int]] = []  # the ranks of every set that has this id; one, but for communicators
         self.group: Group = UNREGISTERED  # type: ignore[assignment]

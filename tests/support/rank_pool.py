@@ -153,7 +153,7 @@ def modules_of(source: str) -> tuple[str, ...]:
     pattern = r"^\s*(?:import|from) (?:ringreduce\.)?((\w+)(?:\.\w+)?)"
     imported = {name for names in re.findall(pattern, source, re.MULTILINE) for name in names}
     modules = [name for top, names in IMPORTS.items() if top in imported for name in names]
-    compiler = COMPILER if "torch" in imported and "torch.compile(" in source else ()
+    compiler = COMPILER if "torch" in imported and re.search(r"torch\.compile\(", source) else ()
     return (*ALWAYS, *USUALLY, *modules, *compiler)
 
 

@@ -42,6 +42,8 @@ class AdasumMixin(DistributedMixin):
         """Reduces no gradients, and has a number of ranks that Adasum cannot do refused before the first step."""
         if self._is_shared():
             self._combine([torch.zeros(1, device="cpu")])
+        if self._is_compared:
+            self._compare_anew("with new parameters")
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

@@ -18,7 +18,7 @@ from ringreduce.torch.collectives.allreduce import allreduce, allreduce_
 from ringreduce.torch.optimizer import same_start
 from ringreduce.torch.optimizer.clipping import norm_of, scale_down
 from ringreduce.torch.optimizer.grad_scaler import reduce_before_unscaling
-from ringreduce.torch.optimizer.mixins import check_memory, same_groups
+from ringreduce.torch.optimizer.mixins import check_gradient_dtypes, check_memory, same_groups
 from ringreduce.torch.optimizer.reducer import INTERRUPTED, Reducer, Settings
 from ringreduce.torch.tracing import STEP, untraced
 
@@ -74,8 +74,9 @@ class DistributedMixin(torch.optim.Optimizer):
         new = [item for item in found if item[1].requires_grad]
         self._idle = [p for _, p, _ in found if not p.requires_grad]
         if new:
-            if self._reducers:
-                self._is_compared, self._compares = False, f"{OPTIMIZER} with new parameters"
+            check_gradient_dtypes(new)
+            if self._is_compared:
+                self._compare_anew("with new parameters")
             self._reducers.append(self._make_reducer(new))
             self._reduced.update(p for _, p, _ in new)
 
@@ -138,11 +139,15 @@ class DistributedMixin(torch.optim.Optimizer):
         """
         joins = self._process_set.joins
         if joins != self._joins:
-            self._joins, self._is_compared, self._compares = joins, False, f"{OPTIMIZER} after join()"
+            self._joins = joins
+            self._compare_anew("after join()")
         if not self._is_compared:
             self._is_compared = same_start.check(
                 self._start_values(), f"{prefix}.start", self._process_set, self._compares
             )
+
+    def _compare_anew(self, when: str) -> None:
+        self._is_compared, self._compares = False, f"{OPTIMIZER} {when}"
 
     def _start_values(self) -> list[tuple[str, torch.Tensor]]:
         """The parameters and the optimizer's state, by names, in the same order on all ranks."""
@@ -349,10 +354,10 @@ class DistributedMixin(torch.optim.Optimizer):
             self._parameter_names.setdefault(parameter, f"allreduce.noname.{index}.{i}")
         try:
             check_memory([(self._parameter_names[p], p) for p in self.param_groups[-1]["params"]], self._process_set)
+            self._extend()
         except InvalidArgumentError:
             del self.param_groups[-1]
             raise
-        self._extend()
 
     def compression_state_dict(self) -> list[list[dict[str, Any]]]:
         """What the compressor remembers on this rank, bucket by bucket: each rank's own part of a checkpoint."""

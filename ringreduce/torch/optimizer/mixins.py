@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,12 +21,10 @@ def check_plain(optimizer: torch.optim.Optimizer, text: str) -> None:
 
 
 def check_memory(named: Iterable[tuple[str, torch.Tensor]], process_set: ProcessSet) -> None:
-    """Raises InvalidArgumentError for a parameter whose gradient cannot lie in a bucket.
+    """Raises InvalidArgumentError for a DTensor, whose gradient is one and has no memory of its own.
 
-    A DTensor's gradient is one and has no memory of its own. Torch 2.13 lets a gradient have another dtype than its
-    parameter (`grad_dtype`), which a bucket of the parameters' dtypes would round. A single rank reduces nothing, and
-    may have both. Gradients of other wrappers, as of quantized weights, are plain tensors, or are refused when they
-    come.
+    A single rank reduces nothing, and may have it. Gradients of other wrappers, as of quantized weights, are plain
+    tensors, or are refused when they come.
     """
     if not process_set.included() or process_set.size() == 1:
         return
@@ -36,8 +35,16 @@ def check_memory(named: Iterable[tuple[str, torch.Tensor]], process_set: Process
                 "its gradient be. Parameters that FSDP2 or DTensor shards have their gradients reduced already: use "
                 "the plain optimizer for them, and DistributedOptimizer for plain tensors"
             )
+
+
+def check_gradient_dtypes(named: Iterable[tuple[str, torch.nn.Parameter, int]]) -> None:
+    """Raises InvalidArgumentError for a gradient that a bucket of its parameter's dtype would round.
+
+    Torch 2.13 lets a gradient have another dtype than its parameter (`grad_dtype`).
+    """
+    for name, parameter, _ in named:
         gradient_dtype = getattr(parameter, "grad_dtype", parameter.dtype)
-        if parameter.requires_grad and gradient_dtype != parameter.dtype:
+        if gradient_dtype != parameter.dtype:
             raise InvalidArgumentError(
                 f"DistributedOptimizer: {name} is {parameter.dtype} and its grad_dtype is {gradient_dtype}; gradients "
                 "are reduced in their parameters' dtype: leave grad_dtype as it is, or keep the parameter itself in "
@@ -48,7 +55,14 @@ def check_memory(named: Iterable[tuple[str, torch.Tensor]], process_set: Process
 def with_mixin(optimizer: torch.optim.Optimizer, mixin: type[torch.optim.Optimizer]) -> Any:
     """The optimizer with its state, in a class of the mixin and its own class, which `_plain` names."""
     plain = type(optimizer)
-    wrapped: Any = object.__new__(type(plain.__name__, (mixin, plain), {"_plain": plain}))
+    made: Any = type(plain.__name__, (mixin, plain), {"_plain": plain})
+
+    @functools.wraps(plain.zero_grad)  # whose signature tells callers, as Accelerate, whether it takes set_to_none
+    def zero_grad(self: Any, *args: Any, **kwargs: Any) -> None:
+        super(made, self).zero_grad(*args, **kwargs)
+
+    made.zero_grad = zero_grad
+    wrapped: Any = object.__new__(made)
     # A scheduler made before leaves a step() in the instance, bound to the plain optimizer.
     wrapped.__dict__.update((key, value) for key, value in vars(optimizer).items() if key != "step")
     vars(optimizer)["_opt_called"] = True  # it does not step from now on, and such a scheduler would warn of that

@@ -12,10 +12,6 @@ from ringreduce.torch.functions import broadcast_parameters
 
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By the bytes of an element: the integers that its bits are."""
-CURE = (
-    "Before it call hvd.broadcast_parameters(model.state_dict(), root_rank=0) and "
-    "hvd.broadcast_optimizer_state(optimizer, root_rank=0)"
-)
 
 
 def check(
@@ -24,7 +20,15 @@ def check(
     process_set: ProcessSet,
     who: str = same_start.OPTIMIZER,
 ) -> bool:
-    """ringreduce.common.same_start.check() of tensors: what the step starts from, in the same order on all ranks."""
+    """ringreduce.common.same_start.check() of tensors: what the step starts from, in the same order on all ranks.
+
+    After a join() what counts is what the rank has that joined last: it has taken all steps.
+    """
+    root = process_set.ranks[0] if process_set.joined_last is None else process_set.joined_last
+    cure = (
+        f"Before it call hvd.broadcast_parameters(model.state_dict(), root_rank={root}) and "
+        f"hvd.broadcast_optimizer_state(optimizer, root_rank={root})"
+    )
     dense = [(of, tensor) for of, tensor in named if _is_plain(tensor)]
     tensors = [tensor for _, tensor in dense]
 
@@ -34,9 +38,9 @@ def check(
 
     def broadcast(places: list[int]) -> None:
         with torch.no_grad():
-            broadcast_parameters([tensors[at] for at in places], process_set.ranks[0], process_set)
+            broadcast_parameters([tensors[at] for at in places], root, process_set)
 
-    return same_start.check(describe, lambda: _sums(tensors), broadcast, CURE, name, process_set, who)
+    return same_start.check(describe, lambda: _sums(tensors), broadcast, cure, name, process_set, who)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -14,16 +14,20 @@
 namespace rr::test {
 namespace {
 
+// What the rank itself answers, or another one for it.
+std::string any_answer(Rank& rank, int whom) {
+  const uint64_t question = rank.context.statuses().ask(whom);
+  std::optional<std::string> text;
+  wait_for([&] { return (text = rank.context.statuses().answer_to(whom, question)).has_value(); });
+  return *text;
+}
+
 // What the rank itself answers. Where the machine is so busy that its engine does not run for a second, another rank
 // says that it does not answer: it is asked again.
 std::string asked(Rank& rank, int whom) {
-  std::optional<std::string> text;
-  wait_for([&] {
-    const uint64_t question = rank.context.statuses().ask(whom);
-    wait_for([&] { return (text = rank.context.statuses().answer_to(whom, question)).has_value(); });
-    return text->find("does not answer") == std::string::npos;
-  });
-  return *text;
+  std::string text;
+  wait_for([&] { return (text = any_answer(rank, whom)).find("does not answer") == std::string::npos; });
+  return text;
 }
 
 // Runs body on rank 0, while the others wait for it in a way that their engines look around.
@@ -161,7 +165,7 @@ TEST_CASE("rank status: a rank leaves though its thread hangs") {
   CHECK_NOTHROW(run_ranks(2, [&](Rank& rank) {
     rank.context.set_where(where_without_lock);
     barrier(rank.world);
-    if (rank.rank == 0) asked(rank, 1);
+    if (rank.rank == 0) any_answer(rank, 1);
     rank.context.shutdown();
   }));
   may_return = true;  // it ends after its context

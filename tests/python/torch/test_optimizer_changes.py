@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import itertools
 import threading
@@ -528,6 +529,9 @@ def optimizer_whose_zero_grad_takes_nothing() -> bool:
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
+        plain = hvd.DistributedOptimizer(torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1))
+        assert "set_to_none" in inspect.signature(plain.zero_grad).parameters  # as Accelerate looks
+        assert not inspect.signature(optimizer.zero_grad).parameters
         return model.weight.grad is None
 
 

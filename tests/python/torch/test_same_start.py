@@ -163,13 +163,15 @@ def warned_of(step: Callable[[], object]) -> list[str]:
     return [str(one.message) for one in caught if "first step" in str(one.message)]
 
 
-def later_differences(with_new_values: bool) -> tuple[list[str], list[str], list[str]]:
+def later_differences(with_new_values: bool, adasum: bool) -> tuple[list[str], list[str], list[str]]:
     """What is said in a step after another one; after join(); and after parameters were added."""
     with hvd.init() as world:
         body, head = torch.nn.Linear(3, 2, bias=False), torch.nn.Linear(2, 1, bias=False)
         torch.nn.init.ones_(body.weight)
         torch.nn.init.constant_(head.weight, 1.0 + (world.rank if with_new_values else 0))
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(body.parameters(), lr=0.1), body.named_parameters())
+        plain = torch.optim.SGD(body.parameters(), lr=0.1)
+        op = hvd.Adasum if adasum else hvd.Average
+        optimizer = hvd.DistributedOptimizer(plain, body.named_parameters(), op=op)
 
         def step() -> None:
             optimizer.zero_grad()
@@ -178,18 +180,22 @@ def later_differences(with_new_values: bool) -> tuple[list[str], list[str], list
 
         step()
         without = warned_of(step)
-        if world.rank == 0 and with_new_values:
-            step()  # the other rank has no batch left
-        hvd.join()
+        if world.rank == 1 and with_new_values and not adasum:
+            step()  # the other rank has no batch left; Adasum takes all ranks
+        last = hvd.join()
         joined = warned_of(step)
-        hvd.broadcast_parameters(body.state_dict(), root_rank=0)
+        hvd.broadcast_parameters(body.state_dict(), root_rank=last)
         optimizer.add_param_group({"params": list(head.parameters())})
         return without, joined, warned_of(step)
 
 
 def test_what_differs_later_is_said_too(run_ranks: Callable[..., Any]) -> None:
-    first, (joined,), (added,) = run_ranks(later_differences, 2, args=[True])[0]  # the first rank warns
+    first, (joined,), (added,) = run_ranks(later_differences, 2, args=[True, False])[0]  # the first rank warns
     assert first == []
+    assert "broadcast_parameters(model.state_dict(), root_rank=1)" in joined  # it has taken all steps
     assert joined.startswith("DistributedOptimizer after join(), first step: weight is not the same on all ranks; 1 of")
     assert "DistributedOptimizer with new parameters, first step: allreduce.noname.1.0 is not the same" in added
-    assert run_ranks(later_differences, 2, args=[False]) == [([], [], [])] * 2
+    first, joined, (added,) = run_ranks(later_differences, 2, args=[True, True])[0]
+    assert (first, joined) == ([], [])
+    assert "DistributedOptimizer with new parameters, first step: " in added
+    assert run_ranks(later_differences, 2, args=[False, False]) == [([], [], [])] * 2
