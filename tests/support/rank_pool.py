@@ -34,15 +34,13 @@ USUALLY = ("ringreduce.api", "numpy.random")  # ringreduce imports its parts whe
 NOTHING_MORE = "RR_TEST_NOTHING_IMPORTED"
 """In a rank's environment: the test is about how something is imported, so its server imports only what is above."""
 IMPORTS = {
-    "torch": ("torch", "ringreduce.torch"),
+    "torch": ("torch", "torch._dynamo", "ringreduce.torch"),  # _dynamo: the first optimizer imports it, 1.2 s
     "tensorflow": ("tensorflow", "ringreduce.tensorflow"),
     "keras": ("keras", "ringreduce.keras"),
     "jax": ("jax", "ringreduce.jax"),
     "torch._inductor": ("torch._inductor.compile_fx", "torch._dynamo.backends.common"),  # 2 s
 }
 """What a server imports first, by what the source of the test imports anywhere."""
-COMPILER = ("torch._dynamo",)
-"""Likewise, where torch compiles something: 1 s."""
 
 
 class Process:
@@ -152,9 +150,7 @@ def modules_of(source: str) -> tuple[str, ...]:
     """What a server for a test with this source imports."""
     pattern = r"^\s*(?:import|from) (?:ringreduce\.)?((\w+)(?:\.\w+)?)"
     imported = {name for names in re.findall(pattern, source, re.MULTILINE) for name in names}
-    modules = [name for top, names in IMPORTS.items() if top in imported for name in names]
-    compiler = COMPILER if "torch" in imported and re.search(r"torch\.compile\(", source) else ()
-    return (*ALWAYS, *USUALLY, *modules, *compiler)
+    return (*ALWAYS, *USUALLY, *(name for top, names in IMPORTS.items() if top in imported for name in names))
 
 
 @functools.cache

@@ -86,6 +86,6 @@ def test_ranks_start_from_what_their_test_imports() -> None:
         name: {module for module in modules_of(source_of(str(rooms / name))) if "torch" in module}
         for name in ("core/test_collectives.py", "torch/test_training.py", "torch/test_torch_compile.py")
     }
-    with_torch = {"torch", "ringreduce.torch"}
-    compiler = {"torch._dynamo", "torch._inductor.compile_fx", "torch._dynamo.backends.common"}
+    with_torch = {"torch", "torch._dynamo", "ringreduce.torch"}
+    compiler = {"torch._inductor.compile_fx", "torch._dynamo.backends.common"}
     assert list(torch_of.values()) == [set(), with_torch, with_torch | compiler]
