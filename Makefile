@@ -117,8 +117,8 @@ format: $(VENV)/dev  ## rewrite sources as lint wants them
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/clang-format -i $(CXX_FILES)
 
-# More tests than cores: ranks often wait for a time that a test wants to pass (8 at once on 2 cores: 44 s, 4: 76 s), under
-# sanitizers a smaller part of it.
+# More tests than cores: ranks often wait for a time that a test wants to pass (on 2 cores 8 at once: 44 s, 14: 34, 20: 33),
+# under sanitizers a smaller part of it.
 spare-tests := 12
 sanitize-%: spare-tests := 2
 CTEST = $(BIN)/ctest --output-on-failure --progress --parallel $$(($(JOBS) + $(spare-tests)))
