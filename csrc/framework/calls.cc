@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/never_destroyed.h"
 
 namespace rr {
@@ -21,22 +22,8 @@ std::string capitalized(const char* word) {
 
 std::string described(const Call& call) { return name(call.kind) + (call.name.empty() ? "" : " '" + call.name + "'"); }
 
-thread_local int own_inside = 0;       // calls that this thread is in: a signal's handler may call from within one
 thread_local bool is_kernels = false;  // this thread is in a call by one of TensorFlow's kernels
 thread_local bool is_alone = false;    // see Calls::set_alone()
-
-struct Inside {
-  std::atomic<int>& count;
-  explicit Inside(std::atomic<int>& counter) : count(counter) {
-    count.fetch_add(1);
-    ++own_inside;
-  }
-  ~Inside() {
-    --own_inside;
-    count.fetch_sub(1);
-  }
-  Inside(const Inside&) = delete;
-};
 
 }  // namespace
 
@@ -89,17 +76,10 @@ void Calls::forget_after_fork(const std::string& absence) {
   left_.push_back(std::move(table_));
   table_ = std::make_unique<Table>();
   table_->absence = absence;
-  inside_.store(own_inside);  // of the threads the child has this one only
+  Inside::forget_after_fork();
 }
 
-bool Calls::drain(double timeout_s) const {
-  const Deadline deadline = Deadline::after_s(timeout_s);
-  while (inside_.load() > own_inside) {
-    if (deadline.passed()) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return true;
-}
+bool Calls::drain(double timeout_s) { return Inside::await_others(timeout_s); }
 
 Calls::Entry Calls::entry(int process_set, bool needs_job) const {
   const std::lock_guard lock(table_->mutex);
@@ -173,7 +153,7 @@ void Calls::interrupted(const Position& here, const std::string& what, const cha
 }
 
 std::vector<OperationPtr> Calls::run(const std::vector<Call>& calls, Interrupt interrupt) {
-  const Inside inside(inside_);
+  const Inside inside;
   std::vector<Member> members;
   for (const Call& call : calls) members.push_back(member(call.process_set, rr::name(call.kind)));
   const Position here = place();
@@ -205,7 +185,7 @@ std::vector<OperationPtr> Calls::run(const std::vector<Call>& calls, Interrupt i
 }
 
 int Calls::join(int process_set, Interrupt interrupt) {
-  const Inside inside(inside_);
+  const Inside inside;
   const Member joining = member(process_set, "join");
   const Position here = place();
   const SignalWatch watch;

@@ -6,7 +6,6 @@
 // other threads, and what belongs together goes in one call.
 #pragma once
 
-#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "base/errors.h"
+#include "base/threads_inside.h"
 #include "engine/context.h"
 #include "framework/signals.h"
 #include "framework/table.h"
@@ -75,7 +75,7 @@ class Calls {
   void end(const std::string& absence);  // no job from here on; absence: the text of NotInitializedError
   void forget_after_fork(const std::string& absence);
   // Waits until no other thread is inside a call; false when it takes longer. This one may be, in a signal's handler.
-  bool drain(double timeout_s) const;
+  static bool drain(double timeout_s);
 
   // The operations, finished, in the order of the calls, which are all submitted before the first is waited for. Raises
   // the first error, once nothing here touches the callers' memory any more. With an interrupt, called now and then
@@ -121,6 +121,7 @@ class Calls {
     std::shared_ptr<Group> group;
     std::vector<int> ranks;
   };
+  using Inside = ThreadsInside<Calls>;
   Entry entry(int process_set, bool needs_job = true) const;
   Member member(int process_set, const char* call) const;
   static OperationPtr submit(const Call& call, const Member& member, bool is_async, Interrupt interrupt);
@@ -130,7 +131,6 @@ class Calls {
 
   std::unique_ptr<Table> table_;
   std::vector<std::unique_ptr<Table>> left_;  // the parent's, in a forked child
-  std::atomic<int> inside_{0};
 };
 
 RrTable table_of(Calls& calls);

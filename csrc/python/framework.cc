@@ -76,7 +76,7 @@ void bind_framework(py::module_& m) {
       "framework_drain",
       [](double timeout) {
         const py::gil_scoped_release release;
-        return Calls::of_process().drain(timeout);
+        return Calls::drain(timeout);
       },
       py::arg("timeout"));
   m.def(

@@ -5,16 +5,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <cmath>
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 
-#include "base/clock.h"
 #include "base/text.h"
+#include "base/threads_inside.h"
 #include "engine/context.h"
 #include "engine/gpu/device_queue.h"
 #include "framework/calls.h"
@@ -56,35 +53,26 @@ class WithoutGil {
  public:
   explicit WithoutGil(const Context& context) {
     if (context.is_shut_down()) return;
-    inside_.fetch_add(1);
-    ++own_;
+    inside_.emplace();
     released_.emplace();
-  }
-  ~WithoutGil() {
-    if (!released_) return;
-    released_.reset();
-    --own_;
-    inside_.fetch_sub(1);
   }
   WithoutGil(const WithoutGil&) = delete;
   WithoutGil& operator=(const WithoutGil&) = delete;
 
-  // In a forked child, which has this thread only.
-  static void forget_after_fork() { inside_.store(own_); }
+  static void forget_after_fork() { Inside::forget_after_fork(); }
 
   // Whether this thread is inside a call from Python, which has given up the GIL.
-  static bool is_inside() { return own_ > 0; }
+  static bool is_inside() { return Inside::has_own(); }
 
   // The GIL is not held. A signal's handler may call this from inside a call of its own thread.
   static void await_others() {
     constexpr double kPatienceS = 5;  // they have been told to leave, and look around every 0.1 s at the latest
-    const Deadline deadline = Deadline::after_s(kPatienceS);
-    while (inside_.load() > own_ && !deadline.passed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    Inside::await_others(kPatienceS);
   }
 
  private:
-  inline static std::atomic<int> inside_{0};
-  inline static thread_local int own_ = 0;
+  using Inside = ThreadsInside<WithoutGil>;
+  std::optional<Inside> inside_;  // left once the GIL is back
   std::optional<py::gil_scoped_release> released_;
 };
 

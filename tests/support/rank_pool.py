@@ -34,7 +34,7 @@ USUALLY = ("ringreduce.api", "numpy.random")  # ringreduce imports its parts whe
 NOTHING_MORE = "RR_TEST_NOTHING_IMPORTED"
 """In a rank's environment: the test is about how something is imported, so its server imports only what is above."""
 IMPORTS = {
-    "torch": ("torch", "torch._dynamo", "ringreduce.torch"),  # _dynamo: the first optimizer imports it, 1.2 s
+    "torch": ("torch", "torch._dynamo.config", "ringreduce.torch"),  # the first optimizer imports _dynamo, 1.2 s
     "tensorflow": ("tensorflow", "ringreduce.tensorflow"),
     "keras": ("keras", "ringreduce.keras"),
     "jax": ("jax", "ringreduce.jax"),

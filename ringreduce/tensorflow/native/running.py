@@ -46,21 +46,24 @@ def run(
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def communicate(operator: Callable[..., Any], *inputs: Any, **attrs: Any) -> Any:
     """operator(*inputs, token), an operation that other ranks take part in."""
-    return ask(operator if is_ordered() else deferred(operator), *inputs, order_token(), **attrs)
+    if not tf.executing_eagerly():
+        return ask(operator if is_ordered() else deferred(operator), *inputs, order_token(), **attrs)
+    _core.framework_begin_eager()
+    try:
+        return ask(operator, *inputs, order_token(), **attrs)
+    finally:
+        _core.framework_end_eager()
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def ask(operator: Callable[..., Any], *inputs: Any, **attrs: Any) -> Any:
     """operator(*inputs), an operation that the other ranks need not know of."""
     if tf.executing_eagerly():
-        _core.framework_begin_eager()
         try:
             return operator(*inputs, **attrs)
         except tf.errors.OpError as error:
             _core.framework_raise()  # what a signal's handler raised while the operator waited: KeyboardInterrupt
             raise with_our_class(error) from None
-        finally:
-            _core.framework_end_eager()
     with tf.xla.experimental.jit_scope(compile_ops=False):  # XLA may compile what is around it, unasked
         return operator(*inputs, **attrs)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -86,6 +88,31 @@ def test_ranks_start_from_what_their_test_imports() -> None:
         name: {module for module in modules_of(source_of(str(rooms / name))) if "torch" in module}
         for name in ("core/test_collectives.py", "torch/test_training.py", "torch/test_torch_compile.py")
     }
-    with_torch = {"torch", "torch._dynamo", "ringreduce.torch"}
+    with_torch = {"torch", "torch._dynamo.config", "ringreduce.torch"}
     compiler = {"torch._inductor.compile_fx", "torch._dynamo.backends.common"}
     assert list(torch_of.values()) == [set(), with_torch, with_torch | compiler]
+
+
+OPTIMIZER_THEN_COMPILER = """
+import sys
+import torch
+parameter = torch.nn.Parameter(torch.ones(2))
+optimizer = torch.optim.SGD([parameter], lr=0.5)
+parameter.sum().backward()
+optimizer.step()
+module = sys.modules["torch._dynamo"]
+print(len([name for name in sys.modules if name.startswith("torch._dynamo")]))
+compiled = torch.compile(optimizer.step, backend="eager")
+compiled()
+optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
+from torch._dynamo import config, utils
+print(parameter.tolist(), torch._dynamo is module, config is utils.config, len(utils.counters["stats"]) > 0)
+"""
+
+
+def test_the_compiler_is_executed_where_it_is_needed() -> None:
+    """By scripts of tests: startup/uncompiled.py."""
+    path = os.pathsep.join([str(TESTS / "support/startup"), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", OPTIMIZER_THEN_COMPILER]
+    output = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True)
+    assert output.stdout.splitlines() == ["1", "[0.0, 0.0] True True True"]

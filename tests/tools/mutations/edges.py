@@ -86,10 +86,11 @@ ROWS = (
     ),
     Mutation(
         "kernel-drain",
-        "csrc/framework/calls.cc",
-        "while (inside_.load() > own_inside) {",
-        "while (inside_.load() != 0) {",
+        "csrc/base/threads_inside.h",
+        "while (all_.load() > own_) {",
+        "while (all_.load() != 0) {",
         ("calls_test",),
+        objects=("calls.cc",),
     ),
     Mutation(
         "row-counts",
