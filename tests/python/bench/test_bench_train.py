@@ -122,6 +122,7 @@ def test_a_rank_that_says_no_figures_has_failed() -> None:
 
 
 @needs_torch
+@pytest.mark.long  # likewise, with LeNet: test_modes_reach_the_same_loss_and_an_absent_one_is_named
 def test_resnet50_is_timed_by_the_usual_method() -> None:
     argv = ["--model", "resnet50", "--batch-size", "1", "--iters", "2", "--batches-per-iter", "1", "--warmup", "1"]
     outcome = job.run(Ringreduce(), parse([*argv, "--check-steps", "1", "--threads", "3"]), "synthetic")

@@ -107,7 +107,7 @@ def spec_of(optimizer: str) -> Spec:
 @pytest.mark.parametrize(
     ("framework", "optimizer", "vs", "absent"),
     [
-        ("tensorflow", "momentum", ["mwms"], ["ddp-gloo", "horovod"]),
+        pytest.param("tensorflow", "momentum", ["mwms"], ["ddp-gloo", "horovod"], marks=pytest.mark.long),
         ("keras", "sgd", ["mwms-ring"], ["ringreduce-shard", "horovod"]),
         ("jax", "adam", ["in-step"], ["ddp-ringreduce", "mwms", "mwms-ring", "horovod"]),
     ],

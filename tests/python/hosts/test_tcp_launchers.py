@@ -398,6 +398,7 @@ print("restarts", os.environ["TORCHELASTIC_RESTART_COUNT"])
 
 
 @needs_lab
+@pytest.mark.long  # likewise: test_torchrun_starts_its_ranks_again
 def test_torchrun_starts_ranks_again_that_one_agent_counts(lab: Lab, secret: str) -> None:
     """An agent whose ranks have not failed starts them again without counting it."""
     pytest.importorskip("torch")

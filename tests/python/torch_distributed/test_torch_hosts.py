@@ -154,7 +154,8 @@ def test_mpirun_needs_no_secret_file(lab: Lab, transport: str) -> None:
     assert (done.status, said(done.output)) == (0, ALL), done.output
 
 
-@pytest.mark.parametrize("framework", [pytest.param("lightning", marks=pytest.mark.long), "accelerate"])
+@pytest.mark.long  # likewise: test_distributed_frameworks.py, on one host
+@pytest.mark.parametrize("framework", ["lightning", "accelerate"])
 def test_frameworks_with_two_nodes(lab: Lab, framework: str) -> None:
     pytest.importorskip(framework)
     call(lab, "ab", 1, "test_distributed_frameworks", "train_on_nodes", framework, folder(lab, framework), "a")

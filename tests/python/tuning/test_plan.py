@@ -226,7 +226,7 @@ def digests(paths: list[str]) -> list[str]:
 def test_no_plan_shows_in_the_bits_of_a_result(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     paths = [""]
-    for number in range(50):
+    for number in range(25):
         chunk, eager = int(random.choice(CHUNKS)), int(random.choice(EAGERS))
         one = Plan((3,), (plan.processor(),), chunk, eager)
         paths.append(written(tmp_path, one, f"{number}.json"))

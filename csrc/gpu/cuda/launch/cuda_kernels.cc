@@ -18,7 +18,8 @@ CudaKernels::CudaKernels(const CudaContext& context, CudaWorkStreams& work_strea
   context_.check(context_.driver().module_load_data(&module_, image), cu::symbols::module_load_data,
                  "loading the kernels");
   try {
-    // All of them now: loading a kernel at its first launch may wait for work that waits for that launch.
+    // All of them now: loading a kernel at its first launch may wait for work that waits for that launch. Drivers
+    // without cuFuncLoad load a kernel in cuModuleGetFunction (CUDA C++ Programming Guide 12.2.1, "Lazy Loading").
     for (const char* name : kernel_names()) {
       cu::Function function = nullptr;
       context_.check(context_.driver().module_get_function(&function, module_, name), cu::symbols::module_get_function,
