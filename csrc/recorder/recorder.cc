@@ -74,7 +74,7 @@ RecordedCall Recorder::call(uint16_t group, const std::string& name, uint32_t ep
   if (found == names->known.end() && names->known.size() >= kNamesMost) {
     if (!std::exchange(names->has_others, true)) names->news.emplace_back(kOtherName, "(more names than are kept)");
     call.name = kOtherName;
-    call.number = hash_of_text(key);
+    call.number = hash_of_text(key.substr(sizeof group));  // of the name alone: ranks number their groups differently
     return call;
   }
   if (found == names->known.end()) {

@@ -43,6 +43,11 @@ IMPORTS = {
 """What a server imports first, by what the source of the test imports anywhere."""
 
 
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""Of a server. Where the system has them, a fork of torch takes 13 ms of CPU time in place of 24: it copies fewer pages'
+entries. A rank has the environment of its job."""
+
+
 class Process:
     """A rank, with the part of subprocess.Popen's interface that tests use."""
 
@@ -92,7 +97,7 @@ class Server:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, str(SERVER), str(theirs.fileno()), *modules],
-                env=dict(environ),
+                env={**environ, **HUGE_PAGES},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )

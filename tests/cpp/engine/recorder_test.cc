@@ -150,6 +150,19 @@ TEST_CASE("recorder: names without end take no memory without end") {
   CHECK(recorder.take_names().size() == (1 << 16) + 1);
 }
 
+TEST_CASE(
+    "recorder: names beyond those that are kept have the same number on ranks that number the group differently") {
+  Recorder one, other;
+  for (Recorder* const recorder : {&one, &other}) {
+    REQUIRE(recorder->begin());
+    for (int i = 0; i < 1 << 16; ++i) recorder->call(1, std::to_string(i));
+  }
+  const RecordedCall here = one.call(2, "late");
+  CHECK(here.name == UINT32_MAX);
+  CHECK(here.number == other.call(3, "late").number);
+  CHECK(here.number != other.call(3, "later").number);
+}
+
 TEST_CASE("recorder: an operation of one timeline is no record of the next") {
   Recorder recorder;
   REQUIRE(recorder.begin());

@@ -20,6 +20,13 @@ ROWS = (
         ("recorder_test::recorder: names are numbered",),
     ),
     Mutation(
+        "record-number-of-group",
+        "csrc/recorder/recorder.cc",
+        "hash_of_text(key.substr(sizeof group))",
+        "hash_of_text(key)",
+        ("recorder_test::recorder: names beyond",),
+    ),
+    Mutation(
         "record-names-for-ever",
         "csrc/recorder/recorder.cc",
         "names->known.size() >= kNamesMost",
