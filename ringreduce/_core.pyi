@@ -433,6 +433,9 @@ def framework_begin_eager() -> None:
 def framework_end_eager() -> None:
     """Ends what framework_begin_eager() began."""
 
+def framework_note_threads() -> None:
+    """This thread is about to build a program of JAX: that Python has other threads counts in verdicts of deadlock."""
+
 def framework_start(rank: int, size: int, local_rank: int, local_size: int) -> None:
     """What kernels that ask for this process's place get to know."""
 

@@ -1,6 +1,7 @@
 #include "framework/calls.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cctype>
 #include <chrono>
 #include <thread>
@@ -22,8 +23,9 @@ std::string capitalized(const char* word) {
 
 std::string described(const Call& call) { return name(call.kind) + (call.name.empty() ? "" : " '" + call.name + "'"); }
 
-thread_local bool is_kernels = false;  // this thread is in a call by one of TensorFlow's kernels
-thread_local bool is_alone = false;    // see Calls::set_alone()
+thread_local bool others_could = false;  // see Calls::could_others_call()
+thread_local bool alone_now = false;     // see Calls::set_alone()
+std::atomic<bool> threads_noted{false};  // see Calls::note_threads()
 
 }  // namespace
 
@@ -196,12 +198,20 @@ int Calls::join(int process_set, Interrupt interrupt) {
   }
 }
 
-Calls::InKernel::InKernel() : was_(std::exchange(is_kernels, true)) {}
-Calls::InKernel::~InKernel() { is_kernels = was_; }
+Calls::InKernel::InKernel(bool could_others) : before_(std::exchange(others_could, could_others)) {}
+Calls::InKernel::~InKernel() { others_could = before_; }
 
-void Calls::set_alone(bool alone) { is_alone = alone; }
+bool Calls::could_others_call() { return others_could; }
 
-bool Calls::could_others_call() { return is_kernels && !is_alone; }
+void Calls::set_alone(bool alone) { alone_now = alone; }
+
+bool Calls::is_alone() { return alone_now; }
+
+void Calls::note_threads(bool has_others) {
+  if (has_others) threads_noted.store(true);
+}
+
+bool Calls::has_had_threads() { return threads_noted.load(); }
 
 Position Calls::place() const {
   const std::lock_guard lock(table_->mutex);

@@ -48,6 +48,7 @@ void bind_framework(py::module_& m) {
   m.def("framework_raise", &raise_of_handler);
   m.def("framework_begin_eager", [] { Calls::set_alone(!has_other_python_threads()); });
   m.def("framework_end_eager", [] { Calls::set_alone(false); });
+  m.def("framework_note_threads", [] { Calls::note_threads(has_other_python_threads(ThreadsInJax::kCount)); });
   m.def(
       "framework_start",
       [](int rank, int size, int local_rank, int local_size) {

@@ -77,11 +77,8 @@ class WithoutGil {
 };
 
 // Whether a thread that is in Python code will not call an operation next: those that feed and empty the queues of a
-// DataLoader's workers, the one that draws a progress bar, and one that waits in JAX, whose callbacks call meanwhile.
-// frame: the innermost one.
+// DataLoader's workers, and the one that draws a progress bar. frame: the innermost one.
 inline bool never_calls(py::object frame) {
-  const auto innermost = frame.attr("f_code").attr("co_filename").cast<std::string>();
-  if (innermost.find("/jax/_src/") != std::string::npos) return true;
   for (; !frame.is_none(); frame = frame.attr("f_back")) {
     const auto file = frame.attr("f_code").attr("co_filename").cast<std::string>();
     for (const std::string_view known : {"/multiprocessing/queues.py", "/_utils/pin_memory.py", "/tqdm/_monitor.py"}) {
@@ -92,15 +89,24 @@ inline bool never_calls(py::object frame) {
   return false;
 }
 
+// Whether a thread is in JAX's code, where it waits for a program, whose callbacks call meanwhile, or builds one.
+inline bool is_in_jax(const py::object& frame) {
+  return frame.attr("f_code").attr("co_filename").cast<std::string>().find("/jax/_src/") != std::string::npos;
+}
+
+enum class ThreadsInJax { kCount, kDoNot };
+
 // Whether another thread than the calling one is in Python code, or has called from there: it may call an operation
 // next. Threads of a library that have no Python frame now, as idle ones of autograd, are started by one that has. With
 // the GIL.
-inline bool has_other_python_threads() {
+inline bool has_other_python_threads(ThreadsInJax in_jax = ThreadsInJax::kDoNot) {
   try {
     const unsigned long own = PyThread_get_thread_ident();
-    for (const auto& [thread, frame] : py::dict(py::module_::import("sys").attr("_current_frames")())) {
+    for (const auto& [thread, value] : py::dict(py::module_::import("sys").attr("_current_frames")())) {
       if (thread.cast<unsigned long>() == own) continue;
-      if (!never_calls(py::reinterpret_borrow<py::object>(frame))) return true;
+      const auto frame = py::reinterpret_borrow<py::object>(value);
+      if (in_jax == ThreadsInJax::kDoNot && is_in_jax(frame)) continue;
+      if (!never_calls(frame)) return true;
     }
     return false;
   } catch (const std::exception&) {
@@ -109,8 +115,7 @@ inline bool has_other_python_threads() {
 }
 
 // Likewise, of a thread that waits in a call, without the GIL. A kernel's is not asked to take the GIL, whose holder
-// may wait for the kernel: of TensorFlow's see Calls::could_others_call(); of XLA's threads those that have called
-// count.
+// may wait for the kernel: see Calls::could_others_call().
 inline bool has_other_threads() {
   if (!WithoutGil::is_inside()) return Calls::could_others_call();
   if (!can_take_gil()) return true;

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from ringreduce import _core
 from ringreduce.errors import UnavailableError
 from ringreduce.jax import callback, failures, versions
 from ringreduce.jax.call import Call
@@ -21,6 +22,7 @@ KINDS = ("allreduce", "allgather", "broadcast", "reduce", "reducescatter", "allt
 
 def bind(call: Call, *operands: Any) -> list[Any]:
     """The collective of these operands, now or in the program that is being traced."""
+    _core.framework_note_threads()
     outputs: list[Any] = PRIMITIVES[call.kind].bind(*operands, call=call)
     return outputs
 

@@ -1,5 +1,6 @@
 """ringreduce.jax under grad, jvp, vmap, scan, while_loop, cond and remat; the order of operations; memory."""
 
+import os
 from typing import Any
 
 import pytest
@@ -327,6 +328,36 @@ def two_threads() -> list[float]:
 
 def test_threads_with_process_sets_of_their_own_need_no_thread_of_xla() -> None:
     assert run_ranks(two_threads, 3, env={**ENV, "RINGREDUCE_TIMEOUT": "60"}) == [[3, 2], [3, 2], [3, 0]]
+
+
+def opposite_orders() -> str:
+    import time
+    from concurrent.futures import ThreadPoolExecutor
+
+    import jax
+    import jax.numpy as jnp
+
+    import ringreduce.jax as hvd
+
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    with hvd.init() as world, ThreadPoolExecutor(2) as threads:
+        first, second = [jax.jit(lambda x, name=name: hvd.allreduce(x, op=hvd.Sum, name=name)) for name in ("x", "y")][
+            :: 1 if world.rank == 0 else -1
+        ]
+        begun = threads.submit(first, jnp.ones(3))
+        time.sleep(1)
+        for result in (begun, threads.submit(second, jnp.ones(3))):
+            assert result.result().tolist() == [world.size] * 3
+    return "done"
+
+
+def test_first_collectives_in_opposite_orders_a_second_apart() -> None:
+    """Every rank waits for what another one calls later, and each has one thread that has called: no deadlock.
+
+    With more ranks than cores, where init() calls nothing to measure the machine.
+    """
+    size = len(os.sched_getaffinity(0)) + 1
+    assert run_ranks(opposite_orders, size, env={**ENV, "RINGREDUCE_TIMEOUT": "60"}) == ["done"] * size
 
 
 def memory() -> None:

@@ -80,8 +80,8 @@ ROWS = (
     Mutation(
         "kernel-others",
         "csrc/framework/calls.cc",
-        "return is_kernels && !is_alone;",
-        "return false;",
+        "std::exchange(others_could, could_others)",
+        "std::exchange(others_could, false)",
         ("calls_test",),
     ),
     Mutation(

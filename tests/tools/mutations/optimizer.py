@@ -306,6 +306,13 @@ ROWS = (
         ("test_keras2.py::test_keras_2_trains_as_horovod_did",),
     ),
     Mutation(
+        "jax-threads-not-noted",
+        "ringreduce/jax/primitives.py",
+        "    _core.framework_note_threads()\n",
+        "",
+        ("test_jax_transforms.py::test_first_collectives_in_opposite_orders_a_second_apart",),
+    ),
+    Mutation(
         "jax-other-trees",
         "ringreduce/jax/operands.py",
         "zlib.crc32(repr(paths).encode())",
