@@ -21,6 +21,7 @@ from pathlib import Path
 from ringreduce import _core, config
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.job import inheritance
+from ringreduce.job.failure import uncaught
 from ringreduce.timeline import blocks, record_file
 
 _DYNAMIC = "DYNAMIC"
@@ -117,6 +118,8 @@ _ended: dict[Path, str] = {}
 """Where timelines of a variable have ended before the process, and why: the next one would write over their files."""
 _told: set[Path] = set()
 """Folders of which stderr says already that this process has no timeline there, or none any more."""
+_ends_as_child = False
+"""Whether this process is a child of multiprocessing, whose end ends the timeline."""
 
 
 def begin(path: str | os.PathLike[str], rank: int, size: int, mark_cycles: bool) -> None:
@@ -202,6 +205,21 @@ def _begin(
                 _try(trace, is_trace=True)
         end("another timeline has begun")
         _current = Recording(folder, trace, rank, size, mark_cycles, is_asked_by_variable)
+        _end_as_child()
+
+
+def _end_as_child() -> None:
+    """Has a child of multiprocessing end its timeline, once it has left its jobs. Does nothing in another process.
+
+    A forked child calls nothing that was registered with atexit before the fork, where this module was imported there.
+    """
+    global _ends_as_child
+    process = sys.modules.get("multiprocessing.process")
+    if _ends_as_child or process is None or process.parent_process() is None:
+        return
+    _ends_as_child = True
+    after_leave = uncaught.CHILD_PRIORITY - 1  # the finalizer of the higher number comes first
+    sys.modules["multiprocessing.util"].Finalize(None, end, ("the process has ended",), exitpriority=after_leave)
 
 
 def _places(path: Path, is_trace: bool | None) -> tuple[Path, Path | None]:
@@ -298,7 +316,8 @@ def _await_ends(folder: Path) -> None:
 
 
 def _forget_in_child() -> None:
-    global _current, _lock
+    global _current, _ends_as_child, _lock
+    _ends_as_child = False
     _lock = threading.RLock()
     _current = None  # its files are the parent's; what is behind it ends with the parent
     _ended.clear()  # the parent's, by whose mark the child has no timeline there

@@ -298,6 +298,39 @@ def test_a_forked_child_ends_as_any_process(tmp_path: Path) -> None:
     assert list(file.names.values()) == ["after"]
 
 
+RANKS_OF_MULTIPROCESSING = """
+import multiprocessing, os, sys, numpy as np, ringreduce as hvd
+def work(rank, size):
+    global pending
+    hvd.init(rank=rank, size=size, job=f"forked by {os.getppid()}")
+    if size > 1 and rank == 0:
+        pending = hvd.allreduce_async(np.ones(3, np.float32), name="pending")
+    hvd.allreduce(np.ones(3, np.float32), name="summed")
+size = int(sys.argv[1])
+context = multiprocessing.get_context("fork")
+children = [context.Process(target=work, args=(rank, size)) for rank in range(size)]
+for child in children:
+    child.start()
+for child in children:
+    child.join()
+sys.exit(max(child.exitcode for child in children))
+"""
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_timeline_ends_with_a_forked_child_of_multiprocessing(size: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", RANKS_OF_MULTIPROCESSING, str(size)]
+    done = completed(command, env=environment(tmp_path, HOROVOD_TIMELINE="trace"))
+    assert (done.returncode, done.stderr) == (0, "")
+    job = Job.load(tmp_path / "trace.ranks")
+    assert not job.warnings
+    assert all(file.has_ended for file in job.files)
+    named = {job.names[operation["name"]]: operation for operation in job.operations}
+    assert named["summed"]["rows"] == size
+    assert ("pending" in named) == (size > 1), "the record is made when the rank leaves its job"
+    assert json.loads((tmp_path / "trace").read_text())
+
+
 def joins_a_group(path: str) -> Any:
     import ringreduce as hvd
 
