@@ -132,6 +132,8 @@ class Membership:
             check=_check_of(ranks),
         )
         wanted = plan.wanted()
+        # Among all ranks, which are the default group's, perhaps of another backend; it is being made, or this is it.
+        place = ranks[rank] if ranks else rank, dist.get_world_size() if dist.is_initialized() else size
         is_job = not dist.is_initialized() or dist.get_world_size() == size  # or the default group is being made
         with closing(joined), wanted.told():
             known.forget()  # all have read it
@@ -149,10 +151,7 @@ class Membership:
                 plan=wanted.core(joined.hosts or [0] * size, is_job),
             )
         try:
-            # Of all ranks, which are the default group's, perhaps of another backend; it is being made, or this is it.
-            recording.begin_by_environment(
-                ranks[rank] if ranks else rank, dist.get_world_size() if dist.is_initialized() else size
-            )
+            recording.begin_by_environment(*place)
         except BaseException as error:
             self._context.shutdown(shutdown_cause.why(error))
             raise
@@ -165,7 +164,7 @@ class Membership:
             except BaseException:
                 self._context.shutdown("")
                 raise
-        self._rank, self._size = rank, size
+        self._rank, self._place, self._label, self._ranks = rank, place, label, list(ranks)
         self._has_left = False
         self._on_leave: list[Callable[[], Any]] = []
         shutdown_cause.begin()
@@ -200,7 +199,7 @@ class Membership:
         self._context.shutdown(shutdown_cause.why(error))
         if not self._has_left:
             self._has_left = True
-            failure_report.write(self._context, self._rank, self._size)
+            failure_report.write(self._context, *self._place, self._label, self._ranks)
         for call in self._on_leave:
             call()
         self._on_leave.clear()

@@ -16,6 +16,8 @@ import pytest
 from deadlines import SOON_S
 from ranks import receive_from_test, run_ranks, send_to_test, start_ranks
 
+from ringreduce.job.failure import failure_report
+
 
 def caught(call: Callable[[], Any]) -> str:
     try:
@@ -423,11 +425,51 @@ def test_each_survivor_leaves_a_report_of_the_failure(tmp_path: Path) -> None:
         assert outcomes[rank].value == f"PeerLostError: {report['failure']}"
         assert "lost rank 1" in report["failure"]
         assert report["size"] == 3
+        assert (report["group"], report["ranks"]) == (None, [0, 1, 2])
         assert report["pid"] == job.procs[rank].pid
         assert report["calls"] == "called allreduce 'after' #1 last"
         assert report["stats"]["operations"] == 2
         assert report["settings"]["RINGREDUCE_FAILURE_REPORTS"] == str(folder)
         assert len(report["waited_s"]) == len(report["late_s"]) == 3
+
+
+class FailedContext:
+    """What a report is made of, of a context that has failed."""
+
+    def __init__(self, failure: str) -> None:
+        self.failure = lambda: failure
+
+    def calls(self) -> str:
+        return "has called nothing"
+
+    def times(self) -> tuple[float, list[float], list[float]]:
+        return 0.0, [], []
+
+    def stats(self) -> dict[str, int]:
+        return {}
+
+    def settings(self) -> list[tuple[str, str, str]]:
+        return []
+
+
+def test_a_report_replaces_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGREDUCE_FAILURE_REPORTS", str(tmp_path))
+    moment = time.gmtime(0)
+    monkeypatch.setattr(failure_report.time, "gmtime", lambda: moment)
+    stem = str(tmp_path / "ringreduce-19700101-000000-rank-4")
+    Path(f"{stem}-2.json").write_text("taken")
+    Path(f"{stem}-4.json.part").write_text("of another process, which writes it")
+    names = [f"{stem}.json", f"{stem}-3.json", f"{stem}-5.json"]
+    for number, name in enumerate(names):
+        context: Any = FailedContext(f"failure {number}")
+        failure_report.write(context, 4, 8, f"group {number}", [number, 4])
+        report = json.loads(Path(name).read_text())
+        assert report["failure"] == f"failure {number}"
+        assert (report["rank"], report["size"]) == (4, 8)
+        assert (report["group"], report["ranks"]) == (f"group {number}", [number, 4])
+    assert Path(f"{stem}-2.json").read_text() == "taken"
+    assert json.loads(Path(names[0]).read_text())["failure"] == "failure 0"
+    assert {str(path) for path in tmp_path.iterdir()} == {*names, f"{stem}-2.json", f"{stem}-4.json.part"}
 
 
 def test_no_report_where_nothing_has_failed_and_none_that_cannot_be_written(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 import contextlib
 import itertools
+import json
 import os
 import re
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -220,6 +222,40 @@ def test_a_killed_rank_is_named_by_the_survivors(
         job.kill(1)
         outcomes = job.wait()
         assert [outcomes[rank].value for rank in (0, 2)] == ["told", "told"], job.report()
+
+
+def fail_in_two_groups(path: str) -> None:
+    """Rank 2 dies, which is rank 1 of a second group."""
+    rank, _ = join(path, 60)
+    pair = dist.new_group([1, 2])
+    dist.barrier()
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for group in [None, pair][: 1 + rank]:
+        with pytest.raises(hvd.PeerLostError, match="lost rank"):
+            dist.all_reduce(torch.ones(1), group=group)
+    dist.destroy_process_group()
+
+
+def test_each_group_leaves_a_report_of_its_failure(tmp_path: Path, start_ranks: Callable[..., Ranks]) -> None:
+    folder = tmp_path / "reports"
+    variables = {"RINGREDUCE_FAILURE_REPORTS": str(folder)}
+    with start_ranks(fail_in_two_groups, 3, args=(str(tmp_path / "store"),), env=variables) as job:
+        outcomes = job.wait()
+        assert [outcomes[rank].error for rank in (0, 1)] == [None, None], job.report()
+    reports = {path: json.loads(path.read_text()) for path in folder.iterdir()}
+    assert sorted((report["rank"], report["size"], report["ranks"]) for report in reports.values()) == [
+        (0, 3, [0, 1, 2]),
+        (1, 3, [0, 1, 2]),
+        (1, 3, [1, 2]),
+    ]
+    names = {tuple(report["ranks"]): report["group"] for report in reports.values()}
+    assert len(set(names.values())) == 2
+    assert all(name.startswith("ringreduce.torch.") for name in names.values())
+    for path, report in reports.items():
+        assert re.fullmatch(rf"ringreduce-\d{{8}}-\d{{6}}-rank-{report['rank']}(-2)?\.json", path.name)
+        assert len(report["waited_s"]) == len(report["ranks"])
+        assert f"lost rank {report['ranks'].index(2)}: " in report["failure"]
 
 
 def begin_another_group(path: str) -> str:
