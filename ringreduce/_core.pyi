@@ -313,12 +313,12 @@ class Timeline:
 
     def __init__(
         self,
-        path: str,
+        path: str | bytes,
         rank: int,
         process: str,
         monotonic_ns: int,
         realtime_ns: int,
-        trace: str = "",
+        trace: str | bytes = "",
         mark_cycles: bool = False,
     ) -> None:
         """process: what the file says of this rank, in JSON. monotonic_ns, realtime_ns: both clocks at one moment, time

@@ -78,15 +78,18 @@ class Recording:
             "algorithms": _core.algorithms(),
         }
         _make(folder, is_named=trace is None)
-        self._timeline = _core.Timeline(
-            os.fspath(record_file.file_of(folder, rank)),
-            rank,
-            json.dumps(process),
-            monotonic_ns,
-            realtime_ns,
-            os.fspath(self._trace) if self._trace is not None else "",
-            mark_cycles,
-        )
+        try:
+            self._timeline = _core.Timeline(
+                os.fsencode(record_file.file_of(folder, rank)),  # bytes: a path need not be UTF-8
+                rank,
+                json.dumps(process),
+                monotonic_ns,
+                realtime_ns,
+                os.fsencode(self._trace) if self._trace is not None else "",
+                mark_cycles,
+            )
+        except UnicodeDecodeError as error:  # the core's text for UnavailableError names such a path
+            raise UnavailableError(os.fsdecode(error.object)) from error.__cause__
         if rank == 0:
             _remove_ranks_from(folder, size)
 

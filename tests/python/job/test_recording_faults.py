@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from deadlines import SOON_S
+from processes import completed
 from ranks import clean_environment
 
 SUMS = """
@@ -58,6 +59,42 @@ def test_no_name_makes_another_error_a_full_disk(tmp_path: Path, name: str) -> N
     ended = run(SUMS, RINGREDUCE_TIMELINE=str(tmp_path / name / "records"))
     assert ended.returncode == 1
     assert "InvalidArgumentError: RINGREDUCE_TIMELINE=" in ended.stderr
+
+
+NOT_UTF_8 = """
+import os, sys, ringreduce as hvd
+with hvd.init():
+    for name in (b"called\\xff", b"folder\\xff", b"taken\\xff"):
+        try:
+            hvd.start_timeline(os.path.join(os.fsencode(sys.argv[1]), name))
+            hvd.barrier()
+            hvd.stop_timeline()
+        except hvd.UnavailableError as error:
+            print(type(error.__cause__).__name__, ascii(str(error)))
+"""
+
+
+@pytest.mark.parametrize("variable", ["RINGREDUCE_TIMELINE", "HOROVOD_TIMELINE"])
+def test_a_variables_path_need_not_be_utf_8(variable: str, tmp_path: Path) -> None:
+    here = os.fsencode(tmp_path)
+    ended = run(SUMS, **{variable: os.fsdecode(here + b"/of a variable\xff")})
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "trained\n", "")
+    records = b"of a variable\xff" if variable == "RINGREDUCE_TIMELINE" else b"of a variable\xff.ranks"
+    assert os.listdir(here + b"/" + records) == [b"rank-0000.rr"]
+
+
+def test_a_path_of_start_timeline_need_not_be_utf_8(tmp_path: Path) -> None:
+    here = os.fsencode(tmp_path)
+    os.mkdir(here + b"/folder\xff")
+    os.makedirs(here + b"/taken\xff/rank-0000.rr")
+    command = [sys.executable, "-c", NOT_UTF_8, str(tmp_path)]
+    done = completed(command, env=clean_environment())
+    assert (done.returncode, done.stderr) == (0, "")
+    (line,) = done.stdout.splitlines()
+    assert line.startswith("IsADirectoryError ")
+    assert "taken\\udcff/rank-0000.rr cannot be made: Is a directory" in line
+    assert set(os.listdir(here)) == {b"called\xff", b"called\xff.ranks", b"folder\xff", b"taken\xff"}
+    assert os.listdir(here + b"/folder\xff") == [b"rank-0000.rr"]
 
 
 def test_a_new_folder_of_records_is_writable_by_its_user_alone(tmp_path: Path) -> None:
