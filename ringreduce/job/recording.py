@@ -93,9 +93,15 @@ class Recording:
         if rank == 0:
             _remove_ranks_from(folder, size)
 
-    def end(self, reason: str) -> None:
-        """Writes what is left, and the trace of all ranks. Where that cannot be written, stderr says why."""
+    def end(self, reason: str, is_replaced: bool = False) -> None:
+        """Writes what is left, and the trace of all ranks. Where that cannot be written, stderr says why.
+
+        is_replaced: a timeline in the same folder follows. Then no trace of all ranks is written: other ranks may have
+        emptied their files for it already.
+        """
         if not self._timeline.stop(reason):  # the disk hangs, and this thread would hang with it
+            return
+        if is_replaced:
             return
         if self._trace is None or not self._trace.is_file():  # what is removed, or a device, is left alone
             return
@@ -179,10 +185,10 @@ def begin_by_environment(rank: int, size: int) -> None:
         print(f"ringreduce: no timeline of this process: {what}", file=sys.stderr)
 
 
-def end(reason: str, is_last: bool = True) -> None:
+def end(reason: str, is_last: bool = True, is_replaced: bool = False) -> None:
     """Ends the timeline that is on. Does nothing without one.
 
-    is_last: also the timeline that a variable asked for.
+    is_last: also the timeline that a variable asked for. is_replaced: as Recording.end()'s.
     """
     global _current
     with _lock:
@@ -191,7 +197,7 @@ def end(reason: str, is_last: bool = True) -> None:
         recording, _current = _current, None
         if recording.is_asked_by_variable:
             _ended[recording.folder] = reason
-        recording.end(reason)
+        recording.end(reason, is_replaced)
 
 
 def _begin(
@@ -201,12 +207,14 @@ def _begin(
     global _current
     with _lock:
         folder, trace = _places(path, is_trace)
+        is_replaced = False
         if _current is not None:  # which shall not end for one that cannot begin
             _make(folder, is_named=trace is None)
             _try(record_file.file_of(folder, rank), is_trace=False)
             if trace is not None and rank == 0:
                 _try(trace, is_trace=True)
-        end("another timeline has begun")
+            is_replaced = os.path.realpath(folder) == os.path.realpath(_current.folder)
+        end("another timeline has begun", is_replaced=is_replaced)
         _current = Recording(folder, trace, rank, size, mark_cycles, is_asked_by_variable)
         _end_as_child()
 

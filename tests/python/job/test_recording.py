@@ -172,6 +172,40 @@ def test_a_trace_is_as_horovods_tests_want_it(tmp_path: Path) -> None:
         assert ticks == {"0", "1"}, name  # when each rank had called
 
 
+def replaces(folder: str) -> list[int]:
+    """How often the ends of the other ranks' files had been awaited before each timeline, and at the end."""
+    import ringreduce as hvd
+    from ringreduce.job import recording
+
+    awaited = 0
+    await_ends = recording._await_ends
+
+    def count(folder: Path) -> None:
+        nonlocal awaited
+        awaited += 1
+        await_ends(folder)
+
+    recording._await_ends = count
+    counts = []
+    with hvd.init():
+        for name, path in enumerate(("trace", "trace", "link/trace", "other")):
+            hvd.start_timeline(Path(folder) / path)
+            counts.append(awaited)
+            hvd.barrier()
+            hvd.allreduce(np.ones(3, np.float32), name=str(name))
+        hvd.stop_timeline()
+    return [*counts, awaited]
+
+
+def test_a_timeline_that_another_one_replaces_is_not_merged(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert run_ranks(replaces, 2, args=(str(tmp_path),)) == [[0, 0, 0, 1, 2], [0, 0, 0, 0, 0]]
+    job = Job.load(tmp_path / "trace.ranks")
+    assert not job.warnings
+    assert [job.names[operation["name"]] for operation in job.operations if operation["rows"] == 2][-1] == "2"
+    assert "allreduce.2" in (tmp_path / "trace").read_text()
+
+
 def environment(tmp_path: Path, **variables: str) -> dict[str, str]:
     return {**clean_environment(), **{name: str(tmp_path / value) for name, value in variables.items()}}
 
