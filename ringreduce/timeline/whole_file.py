@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +31,6 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     handle, name = _part(path)
     try:
         with open(handle, "wb") as file:
-            os.fchmod(file.fileno(), 0o666 & ~_umask())  # mkstemp lets nobody else read
             yield file
         os.replace(name, path)
     except OSError as error:
@@ -63,13 +62,10 @@ def _part(path: Path) -> tuple[int, str]:
     """The descriptor and the name of a new file beside this one."""
     if not path.parent.is_dir():
         raise InvalidArgumentError(f"{path}: cannot be written: there is no folder {path.parent}; make it first")
+    name = str(path.with_name(f".{path.name}.{secrets.token_hex(4)}.part"))
     try:
-        return tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        # Unlike tempfile's, with the rights that the umask leaves: that of a process cannot be read without setting it
+        # for a moment, in which other threads make files.
+        return os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666), name
     except OSError as error:
         raise InvalidArgumentError(f"{path}: cannot be written: {error.strerror}") from error
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
