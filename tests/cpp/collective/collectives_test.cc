@@ -148,6 +148,20 @@ TEST_CASE("all-reduce: every algorithm, size, count and kind of memory gives the
   }
 }
 
+// Rounds 64 to 79 of a group compare (csrc/transport/stage_writer.cc); an operation of kLargest takes two.
+TEST_CASE("all-reduce: rounds that compare both ways of writing into the stage give the exact result") {
+  const Environment environment{
+      {"RINGREDUCE_ALGORITHM", "two_shot"}, {"RINGREDUCE_STAGING", "auto"}, {"RINGREDUCE_CHUNK", "65536"}};
+  CHECK_NOTHROW(run_ranks(3, [](Rank& rank) {
+    std::vector<std::byte> memory(2 * kLargest * sizeof(double));
+    for (int k = 0; k < 100; ++k) {
+      const Case c = {DType::kFloat32, ReduceOp::kSum, kLargest, false, ""};
+      check_allreduce(rank, c, memory.data(), memory.data() + memory.size() / 2);
+    }
+    barrier(rank.world);
+  }));
+}
+
 TEST_CASE("all-reduce on several hosts gives the exact result") {
   for (const char* algorithm : {"auto", "ring", "recursive_doubling"}) {
     for (const auto& host_of : kLayouts) {

@@ -481,7 +481,7 @@ TEST_CASE("reduce on several hosts: factors and averages, to every root, in ever
   layouts.push_back(kTwoEach);
   layouts.push_back({0, 1, 0, 2, 1, 0});
   for (const auto& host_of : layouts) {
-    for (const size_t count : {size_t{3}, size_t{60001}}) {
+    for (const size_t count : {size_t{3}, size_t{140001}}) {  // the second goes along a chain of hosts: 1 MiB
       CAPTURE(host_of.size());
       CAPTURE(count);
       const Environment environment{};
@@ -522,7 +522,7 @@ TEST_CASE("reducescatter on several hosts: factors and averages, in every layout
   std::vector<std::vector<int>> layouts = kLayouts;
   layouts.push_back(kTwoEach);
   for (const auto& host_of : layouts) {
-    for (const size_t rows_each : {size_t{3}, size_t{20001}}) {
+    for (const size_t rows_each : {size_t{3}, size_t{70001}}) {  // the second round a ring: 1 MiB
       CAPTURE(host_of.size());
       CAPTURE(rows_each);
       const Environment environment{};

@@ -43,7 +43,7 @@ ROWS = (
         "csrc/collective/two_shot.cc",
         "offset + done, nbytes / item_",
         "offset, nbytes / item_",
-        ("collectives_test::all-reduce: every algorithm",),
+        ("collectives_test::all-reduce: rounds that compare",),
     ),
     Mutation(
         "scratch-used-once",
