@@ -1,5 +1,7 @@
 // Ranks that leave a group on several hosts, leaders above all: what they have to pass on, and what ends without them.
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "doctest/doctest.h"
 #include "negotiation/segment/failure.h"
@@ -40,6 +42,7 @@ TEST_CASE("a leader that leaves passes on what the ranks of its host state meanw
     barrier(rank.world);
     if (rank.rank == 1) {
       wait_for([&] { return has_left(rank.world.control().line(0)); });
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));  // a leader that waited for nobody would be gone
     }
     const OperationPtr last = start_barrier(rank.world, true);
     if (rank.rank == 0) return;
