@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import os
 import re
 import select
@@ -18,7 +19,7 @@ import selectors
 import struct
 import termios
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -30,6 +31,10 @@ READ_NBYTES = 1 << 16
 READER_GONE = (errno.EPIPE, errno.ECONNRESET, errno.ETIMEDOUT)  # the latter two of a socket
 NO_HOROVOD = b"ModuleNotFoundError: No module named 'horovod'\n"
 WRITE_NBYTES = 4096  # PIPE_BUF: what a pipe that poll() calls writable takes without blocking
+_TTY_PIECE = re.compile(rb"[^\x00-\x1f\x7f]{1,256}|.", re.DOTALL)
+"""What a terminal that poll() calls writable takes without blocking: it has room for 256 bytes, and only plain letters
+are passed on together."""
+_MASTERS = os.makedev(5, 2)  # /dev/ptmx
 
 
 class Feeder(Protocol):
@@ -115,6 +120,8 @@ class Sink(Flow):
         self.fd = fd
         self._lost = lost
         self.terminal = os.isatty(fd)
+        self._own_fd = _unblocked(fd) if self.terminal else -1
+        self._pieces = self._lines if not self.terminal or self._own_fd >= 0 else _TTY_PIECE.findall
         self.broken = False
         """Whether nothing can be written there any more."""
         self._queue: deque[bytes] = deque()
@@ -130,11 +137,7 @@ class Sink(Flow):
         self._line_of = by if is_unfinished else None
         if not self._queue:
             self.selector.register(self.fd, selectors.EVENT_WRITE, self.flush)
-        begin = 0
-        while begin < len(text):  # pieces end with a line where they can: nothing of another program gets in between
-            end = text.rfind(b"\n", begin, begin + WRITE_NBYTES) + 1 or begin + WRITE_NBYTES
-            self._queue.append(text[begin:end])
-            begin = end
+        self._queue += self._pieces(text)
         before, self._queued = self._queued, self._queued + len(text)
         if before <= QUEUE_NBYTES < self._queued:
             self.pause()
@@ -150,7 +153,7 @@ class Sink(Flow):
     def flush(self) -> None:
         """Writes a part, once poll() says that this does not block."""
         try:
-            written = os.write(self.fd, self._queue[0])
+            written = os.write(self.fd if self._own_fd < 0 else self._own_fd, self._queue[0])
         except BlockingIOError:
             return
         except OSError as error:
@@ -176,8 +179,26 @@ class Sink(Flow):
         """Writes what can be written without blocking; the rest is given up."""
         ready = select.poll()
         ready.register(self.fd, select.POLLOUT)
-        while self._queue and ready.poll(0):
+        before = math.inf
+        while self._queue and self._queued < before and ready.poll(0):  # one that takes nothing although poll() says so
+            before = self._queued
             self.flush()
+
+    def close(self) -> None:
+        """Gives back what it has opened; nothing can be written any more. Idempotent."""
+        self.broken = True
+        if self._own_fd >= 0:
+            os.close(self._own_fd)
+            self._own_fd = -1
+
+    @staticmethod
+    def _lines(text: bytes) -> Iterator[bytes]:
+        """Pieces that end with a line where they can: nothing of another program gets in between."""
+        begin = 0
+        while begin < len(text):
+            end = text.rfind(b"\n", begin, begin + WRITE_NBYTES) + 1 or begin + WRITE_NBYTES
+            yield text[begin:end]
+            begin = end
 
     def _break(self) -> None:
         self.broken = True
@@ -185,6 +206,19 @@ class Sink(Flow):
         self._queued = 0
         self.selector.unregister(self.fd)
         self.lose_reader()
+
+
+def _unblocked(terminal: int) -> int:
+    """A descriptor of the same terminal at which a write never blocks; -1 where it cannot be opened (another user's).
+
+    It has a description of its own: O_NONBLOCK on the user's would be seen by all programs on that terminal.
+    """
+    if os.fstat(terminal).st_rdev == _MASTERS:  # opening it would make another terminal
+        return -1
+    try:
+        return os.open(f"/proc/self/fd/{terminal}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        return -1
 
 
 class Copy:

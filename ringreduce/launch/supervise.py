@@ -56,6 +56,7 @@ class Supervisor(Job[Rank]):
         for sink in self.sinks:
             sink.drain()
             sink.flush_ready()
+            sink.close()
         self._processes.close(self._abandoned)
         if self._reports is not None:
             self._reports.close()

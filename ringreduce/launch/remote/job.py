@@ -284,6 +284,7 @@ class RemoteJob(Job[RemoteRank]):
             self._end_lines(host)
         for sink in self.sinks:
             sink.flush_ready()
+            sink.close()
         self.selector.close()
 
     def _tell(self, host: int, kind: Kind, content: object = None) -> None:

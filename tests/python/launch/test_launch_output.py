@@ -167,6 +167,44 @@ def test_a_reader_that_does_not_read_holds_up_no_killing() -> None:
         assert process.wait(SOON_S) == 9
 
 
+UNREAD_TERMINAL = """
+import os, pty, selectors, sys
+from ringreduce.launch import output
+
+if sys.argv[1] == "another user's":
+    output._unblocked = lambda terminal: -1
+master, terminal = pty.openpty()
+with selectors.PollSelector() as selector:
+    sink = output.Sink(terminal, selector)
+    sink.put(b"a line, and what follows\\tit\\n" * 5000)
+    sink.flush_ready()
+    print(sink.empty(), os.get_blocking(terminal))
+    sink.close()
+print(len(os.listdir("/proc/self/fd")))
+"""
+
+
+@pytest.mark.parametrize("whose", ["this user's", "another user's"])
+def test_a_terminal_that_nobody_reads_does_not_block_a_sink(whose: str) -> None:
+    """Although its poll() says that something can be written, which is less than a sink has."""
+    done = completed([sys.executable, "-c", UNREAD_TERMINAL, whose], input="")
+    assert (done.stdout, done.stderr) == ("False True\n6\n", "")
+
+
+def test_the_master_of_a_terminal_is_not_opened_again() -> None:
+    master, terminal = pty.openpty()
+    os.set_blocking(terminal, False)
+    try:
+        with selectors.PollSelector() as selector:
+            sink = Sink(master, selector)
+            sink.put(b"hello\n")
+            sink.flush_ready()
+            assert os.read(terminal, 100) == b"hello\n"
+    finally:
+        os.close(master)
+        os.close(terminal)
+
+
 def test_standard_input_is_rank_0s() -> None:
     done = ringrun("-np", "3", "--tag-output", "sh", "-c", "cat; echo end", stdin="one\ntwo\n")
     expected = ["[0]<stdout>: end", "[0]<stdout>: one", "[0]<stdout>: two", "[1]<stdout>: end", "[2]<stdout>: end"]
