@@ -243,6 +243,25 @@ def test_a_question_of_rank_0_is_shown_before_the_answer_is_there() -> None:
         os.close(terminal)
 
 
+def test_a_password_is_asked_for_although_a_rank_has_no_terminal() -> None:
+    """A rank in the background of ringrun's terminal would be stopped when it asks there."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        code = """
+            import getpass, os
+            if os.environ["RINGREDUCE_RANK"] == "0":
+                print("hello", getpass.getpass("word? "))
+        """
+        os.execve(RINGRUN[0], [*RINGRUN, "-np", "2", *python(code)], clean_environment())
+    try:
+        _read_until(terminal, rb"\[0\]<stderr>: word\? $")
+        os.write(terminal, b"swordfish\n")
+        _read_until(terminal, rb"hello swordfish\r\n")
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    finally:
+        os.close(terminal)
+
+
 def test_the_rest_of_a_line_goes_on_with_its_beginning_unless_another_rank_has_written() -> None:
     with selectors.PollSelector() as selector, tempfile.TemporaryFile() as file:
         sink = Sink(file.fileno(), selector)
