@@ -3,8 +3,9 @@
 All orders come over standard input, all news go over standard output (messages.py), so that nothing secret is in any
 argument or variable. The agent starts the ranks of its host and tells how they fare; what is to be done about it,
 ringrun decides. Where ringrun is gone (the end of the input), or nobody takes the news, the agent kills its ranks and
-ends. So it does at a signal that asks it to end. Where the agent is killed, the kernel kills its ranks, and a guardian
-what they have started; it also removes the secret's file.
+ends. So it does at a signal that asks it to end, unless ringrun has started it without ssh and is still there. Where
+the agent is killed, the kernel kills its ranks, and a guardian what they have started; it also removes the secret's
+file.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class Agent:
         self._news = Sink(news, self._selector)
         self._output = {stream: _Outflow(self._news, stream) for stream in (STDOUT, STDERR, RESULT)}
         self._is_local = is_local
+        self._ringrun = os.getppid() if is_local else 0
         self._unpacker = Unpacker()
         self._processes = Processes(self._selector, self._on_end, guarded=True)
         self._causes = Causes()
@@ -118,8 +120,12 @@ class Agent:
         return 0
 
     def _on_signal(self, signum: int) -> None:
-        """Sent to the agent itself: ringrun's for the ranks come as orders. So does the end of a local ringrun."""
-        self._is_alone |= signum != signal.SIGCONT
+        """Sent to the agent itself: ringrun's for the ranks come as orders.
+
+        While a local ringrun is there, it has got the same signal (systemctl stop, scancel), and gives the ranks time.
+        Its end is told by a signal.
+        """
+        self._is_alone |= signum != signal.SIGCONT and os.getppid() != self._ringrun
 
     def _tell(self, kind: Kind, content: Any = None) -> None:
         self._news.put(packed(kind, content))

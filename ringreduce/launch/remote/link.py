@@ -28,6 +28,9 @@ NOISE_NBYTES = 1 << 20
 LAST_WORDS_S = 0.25
 """How long a process may take to end after its output has."""
 
+SAVING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""What may tell all processes of a job to save their work. Not SIGHUP, by which ssh ends its ProxyCommand."""
+
 
 class AgentLink:
     """One agent. Starts its process.
@@ -60,11 +63,16 @@ class AgentLink:
         self._said: deque[str] = deque(maxlen=SAID_LINES)
         self._said_rest = b""
         # A session of its own: the terminal's signals are for ringrun alone, and nobody could answer a question. It
-        # ends with its parent: a child that run()'s process has forked in another thread may hold these pipes.
+        # ends with its parent: a child that run()'s process has forked in another thread may hold these pipes. A signal
+        # to all processes of this host's part of the job (systemctl stop, scancel) may not end ssh, because its agent
+        # would kill its ranks, which have time to save their work. OpenSSH goes on to ignore what it finds ignored.
         die = die_with_parent(signal.SIGTERM if is_agent else signal.SIGKILL)
 
         def prepare() -> None:
             die()
+            if not is_agent:  # before signals are released
+                for signum in SAVING:
+                    signal.signal(signum, signal.SIG_IGN)
             release()
 
         with signals_held() as release:

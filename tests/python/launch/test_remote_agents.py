@@ -41,6 +41,7 @@ from ringreduce.launch.run import run as run_call
 RINGRUN = run_module("ringreduce.launch.ringrun")
 Steps = Mapping[str, Sequence[Any]]
 MORE = "(--start-timeout or RINGREDUCE_INIT_TIMEOUT allows more)"
+Z = 'exec env --default-signal sh -c "$WORDS"'  # sshd gives what it starts no ignored signals
 MISUNDERSTOOD = "its agent says what this version does not understand"
 
 
@@ -52,7 +53,7 @@ def running(
     for host, steps in (("x", x), ("y", y)):
         (folder / f"{host}.json").write_text(json.dumps(steps or {}))
     fake = f"exec {sys.executable} {fake_agent.__file__} {folder}"
-    cases = f'*" x "*) {fake} x;; *" y "*) {fake} y;; *" z "*) exec sh -c "$WORDS";;'
+    cases = f'*" x "*) {fake} x;; *" y "*) {fake} y;; *" z "*) {Z};;'
     environ = clean_environment() | path_with_ssh(folder, f'case "$*" in {cases} esac')
     command = [*RINGRUN, "-H", hosts, *arguments]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -365,6 +366,33 @@ def test_what_ranks_have_started_ends_with_ringrun_and_with_their_agent(tmp_path
         assert status == 255
         assert said[-1].startswith("ringrun: rank 0 on host")
         assert "was lost with its host: the connection to z has ended" in said[-1]
+
+
+SAVES = """
+import signal, sys
+signum = signal.Signals["SIG" + sys.argv[1]]
+signal.pthread_sigmask(signal.SIG_BLOCK, [signum])
+print("ready", flush=True)
+signal.sigwait([signum])
+print("saved", flush=True)
+"""
+
+
+@pytest.mark.parametrize("word", ["INT", "TERM", "USR1", "USR2"])
+def test_a_signal_to_all_processes_of_this_host_leaves_ranks_time_to_save_their_work(tmp_path: Path, word: str) -> None:
+    """As of systemctl and scancel: it ends neither the agent of this host nor ssh, for which another agent stands."""
+    words = (sys.executable, "-c", SAVES, word)
+    steps = {"START": ["STARTED"], "SIGNAL": ["EXIT"]}
+    with running(tmp_path, *words, hosts="localhost:1,y:1", y=steps) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        wait_for(tmp_path / "y.START")
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert len(children) == 2
+        for pid in (*map(int, children), process.pid):
+            os.kill(pid, signal.Signals["SIG" + word])
+        status, out, err = ended(process)
+    assert (status, out, err) == (0, "saved\n", [f"ringrun: SIG{word}: passing it on to all ranks"])
 
 
 # --- The secret's file ------------------------------------------------------------------------------------------------
