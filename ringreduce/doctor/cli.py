@@ -12,7 +12,7 @@ from itertools import chain
 from ringreduce.doctor import environment, gpus, hosts, selftest, software
 from ringreduce.doctor.finding import Finding, lines, verdict
 from ringreduce.errors import Error
-from ringreduce.job.environment import detect
+from ringreduce.job.own_place import own_place
 from ringreduce.launch.command_line.host_options import add_host_options, host_list
 
 
@@ -67,7 +67,7 @@ def _report(findings: Sequence[Finding], as_json: bool, lead: bool = True) -> in
 def _leads() -> bool:
     """True on the rank that reports, and on all where that cannot be told."""
     try:
-        return detect().rank == 0
+        return own_place().rank == 0
     except Error:
         return True
 
@@ -77,7 +77,7 @@ def _tested(misplaced: bool) -> Iterator[Finding]:
     if misplaced:
         yield Finding("self-test", "allreduce", "not run, see above")
         return
-    launched = detect().source != "single"
+    launched = own_place().source != "single"
     try:
         result = selftest.on_this_job() if launched else selftest.on_own_ranks()
     except Error as error:

@@ -13,7 +13,7 @@ from ringreduce.bench import machine
 from ringreduce.doctor.finding import Finding
 from ringreduce.errors import Error, UnavailableError
 from ringreduce.horovod_variables import WITHOUT_EFFECT
-from ringreduce.job import environment
+from ringreduce.job.own_place import own_place
 from ringreduce.job.pidfd import check_pidfds
 from ringreduce.launch.quota import cpu_quota
 from ringreduce.plan import processor
@@ -65,7 +65,7 @@ def _kernel() -> Finding:
 def launcher() -> Iterator[Finding]:
     """Who started this process, by the variables that are set."""
     try:
-        place = environment.detect()
+        place = own_place()
     except Error as error:
         yield Finding("launcher", "detected", str(error), "problem", "start it with ringrun, mpirun, torchrun or srun")
         return

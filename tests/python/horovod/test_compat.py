@@ -184,6 +184,19 @@ def test_ringrun_as_horovod(tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == ["rank 0 of 2 0", "rank 1 of 2 1"]
 
 
+def test_a_place_on_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = {"RANK": 3, "SIZE": 4, "LOCAL_RANK": 1, "LOCAL_SIZE": 2, "CROSS_RANK": 1, "CROSS_SIZE": 2}
+    for name, value in place.items():
+        monkeypatch.setenv(f"RINGREDUCE_{name}", str(value))
+    text = python(
+        "from ringreduce import compat",
+        "compat.install()",
+        "from horovod.runner.common.util.env import get_env_rank_and_size",
+        "print(get_env_rank_and_size())",
+    )
+    assert text == "(3, 4)\n"
+
+
 def test_horovod_run() -> None:
     text = python(
         "from ringreduce import compat",

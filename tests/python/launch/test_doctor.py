@@ -90,6 +90,26 @@ def test_under_a_launcher_the_job_itself_is_tested(run_ranks: RunRanks) -> None:
     assert run_ranks(doctor_as_rank, 3) == [0, 0, 0]
 
 
+SECOND_OF_TWO_HOSTS = {"RANK": 3, "SIZE": 4, "LOCAL_RANK": 1, "LOCAL_SIZE": 2, "CROSS_RANK": 1, "CROSS_SIZE": 2}
+
+
+def test_a_job_on_several_hosts_is_tested_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in SECOND_OF_TWO_HOSTS.items():
+        monkeypatch.setenv(f"RINGREDUCE_{name}", str(value))
+    right = {"ranks": 4, "sizes": [4] * 4, "results": 10, "wrong": 0, "seconds": 0.1}
+    monkeypatch.setattr(selftest, "on_this_job", lambda: right)
+    assert doctor.main([]) == 0
+    assert capsys.readouterr().out == ""  # rank 0 reports
+    (found,) = environment.launcher()
+    assert (found.value, found.status) == ("ringrun: rank 3 of 4", "ok")
+    monkeypatch.setenv("RINGREDUCE_TRANSPORT", "shm")
+    (found,) = environment.launcher()
+    assert found.status == "problem"
+    assert "RINGREDUCE_TRANSPORT allows shared memory only" in found.value
+
+
 def self_test() -> dict[str, Any]:
     return selftest.on_this_job()
 

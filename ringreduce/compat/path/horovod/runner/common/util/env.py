@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-
-from ringreduce.job import environment
+from ringreduce.job.own_place import own_place
 
 __all__ = ["get_env_rank_and_size"]
 
@@ -14,6 +12,7 @@ def get_env_rank_and_size() -> tuple[int, int]:
 
     Raises:
         InvalidArgumentError: the variables contradict each other.
+        UnavailableError: the job is on several hosts, and RINGREDUCE_TRANSPORT is shm.
     """
-    place = environment.detect(environ=os.environ)
+    place = own_place()
     return place.rank, place.size
