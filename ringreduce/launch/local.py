@@ -8,6 +8,7 @@ import subprocess
 from contextlib import ExitStack
 
 from ringreduce.launch.binding import cpu_shares, in_words
+from ringreduce.launch.command_line.forwarded import without_places
 from ringreduce.launch.command_line.hosts import place_on_one_host
 from ringreduce.launch.launch import Launch
 from ringreduce.launch.output import Lines, output_pipe
@@ -27,7 +28,7 @@ class LocalLaunch(Launch[Supervisor]):
         shares = cpu_shares(options.ranks) if options.bind == "core" else [None] * options.ranks
         rendezvous = new_rendezvous()
         self.job.hear(rendezvous)
-        base = os.environ | options.variables
+        base = without_places(os.environ) | options.variables
         if options.transport:
             base["RINGREDUCE_TRANSPORT"] = options.transport
         for rank, cpus in enumerate(shares):

@@ -26,6 +26,7 @@ from ranks import clean_environment
 from ringreduce.doctor import environment
 from ringreduce.errors import UnavailableError
 from ringreduce.job import rendezvous
+from ringreduce.job.tcp.agents_secret import new_name
 from ringreduce.launch import job as job_module
 from ringreduce.launch import processes as processes_module
 from ringreduce.launch import ringrun as ringrun_module
@@ -85,6 +86,14 @@ def test_every_rank_is_told_its_place() -> None:
             assert [int(environ[prefix + name]) for name in names] == [rank, 3, rank, 3, 0, 1]
     assert len(ranks) == 3
     assert len({environ["RINGREDUCE_RENDEZVOUS"] for environ in ranks}) == 1
+
+
+def test_ranks_within_a_rank_of_several_hosts_have_none_of_the_outer_jobs_variables() -> None:
+    outer = {"RINGREDUCE_ADDRESS": "192.0.2.1:7", "RINGREDUCE_SECRET_FILE": f"/dev/shm/{new_name()}"}
+    show = ["sh", "-c", 'echo "$RINGREDUCE_ADDRESS $RINGREDUCE_SECRET_FILE"']
+    assert ringrun("-np", "2", *show, env=outer).stdout == " \n" * 2
+    users = outer | {"RINGREDUCE_SECRET_FILE": "/home/me/secret"}
+    assert ringrun("-np", "1", *show, env=users).stdout == "192.0.2.1:7 /home/me/secret\n"
 
 
 def test_each_job_has_a_secret_of_its_own() -> None:
