@@ -35,13 +35,22 @@ class Processes:
     Args:
         selector: calls what handles an end.
         ended: takes each rank that has ended, in the order of their ends, when its output up to then has been read.
+        report: takes one line for the user.
         guarded: whether a Guardian kills the ranks' process groups, and removes files, where this process is killed:
             not where other threads of it may fork.
     """
 
-    def __init__(self, selector: selectors.BaseSelector, ended: Callable[[Rank], None], guarded: bool = False) -> None:
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        ended: Callable[[Rank], None],
+        report: Callable[[str], None],
+        guarded: bool = False,
+    ) -> None:
         self._selector = selector
         self._ended = ended
+        self._report = report
+        self._foreign: set[int] = set()  # process groups that this user may not signal
         self._exits = Exits()  # in their order: who ended first
         self._processes: dict[int, _Process] = {}  # by pidfd
         self._guarded = guarded
@@ -113,22 +122,26 @@ class Processes:
     def send(self, signum: int) -> None:
         """Sends a signal to every living rank and its children."""
         for rank in self.alive():
-            _send_to_group(rank.pid, signum)
+            self._send_to_group(rank, signum)
+
+    def alive_of_others(self) -> bool:
+        """Whether a rank that has not ended cannot be signalled, as it has become another user's (sudo)."""
+        return any(rank.pid in self._foreign for rank in self.alive())
 
     def kill_groups(self) -> None:
         """Kills what still runs, and what ended ranks have left running."""
         for process in self._processes.values():
-            _send_to_group(process.popen.pid, signal.SIGKILL)
+            self._send_to_group(process.rank, signal.SIGKILL)
 
     def close(self, abandoned: bool = False) -> None:
-        """Waits for the ranks, which have ended or been killed. Idempotent.
+        """Waits for the ranks, which have ended or been killed, but for those that could not be. Idempotent.
 
         abandoned: do not wait for those that the kernel cannot end.
         """
         if self._guardian is not None:  # first: a rank that has been waited for gives its number away
             self._guardian.close()
         for pidfd, process in self._processes.items():
-            if not abandoned:
+            if not abandoned and (process.rank.status is not None or process.rank.pid not in self._foreign):
                 process.popen.wait()
             os.close(pidfd)
         self._processes.clear()
@@ -146,9 +159,15 @@ class Processes:
                 source.read()
             self._ended(rank)
 
-
-def _send_to_group(pgid: int, signum: int) -> None:
-    try:
-        os.killpg(pgid, signum)
-    except ProcessLookupError:  # nobody is left in it
-        return
+    def _send_to_group(self, rank: Rank, signum: int) -> None:
+        try:
+            os.killpg(rank.pid, signum)
+        except ProcessLookupError:  # nobody is left in it
+            return
+        except PermissionError:
+            if rank.status is None and rank.pid not in self._foreign:
+                self._foreign.add(rank.pid)
+                self._report(
+                    f"rank {rank.number} (process group {rank.pid}) belongs to another user (sudo?) and cannot be "
+                    "signalled"
+                )

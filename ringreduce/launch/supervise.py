@@ -17,7 +17,7 @@ class Supervisor(Job[Rank]):
         self, grace_s: float, report: Callable[[str], None], verbose: bool = False, guarded: bool = False
     ) -> None:
         super().__init__(grace_s, report, verbose)
-        self._processes = Processes(self.selector, self._on_end, guarded)
+        self._processes = Processes(self.selector, self._on_end, report, guarded)
         self._reports: Reports | None = None
 
     def __enter__(self) -> Supervisor:
@@ -48,6 +48,12 @@ class Supervisor(Job[Rank]):
     def send(self, signum: int) -> None:
         """Sends a signal to every living rank and its children."""
         self._processes.send(signum)
+
+    def late(self) -> str:
+        """What does not end although it should, and why that may be."""
+        if self._processes.alive_of_others():
+            return f"{self.who()} cannot be killed (another user's)"
+        return super().late()
 
     def close(self) -> None:
         """Kills what still runs, and after a failure also what the ranks left running; frees everything. Once."""

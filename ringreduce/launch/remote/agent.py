@@ -70,7 +70,7 @@ class Agent:
         self._is_local = is_local
         self._ringrun = os.getppid() if is_local else 0
         self._unpacker = Unpacker()
-        self._processes = Processes(self._selector, self._on_end, guarded=True)
+        self._processes = Processes(self._selector, self._on_end, _say, guarded=True)
         self._causes = Causes()
         self._ranks: set[int] = set()
         self._told: set[int] = set()  # ranks whose cause ringrun knows
@@ -260,6 +260,11 @@ class Agent:
             flow.drain()
         self._tell(Kind.DONE)
         self._is_finished = True
+
+
+def _say(line: str) -> None:
+    """To ringrun's user, who sees the last lines where the agent ends without having done its work."""
+    print(line, file=sys.stderr, flush=True)
 
 
 class _Outflow(Flow):

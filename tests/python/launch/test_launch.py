@@ -461,6 +461,57 @@ def test_a_second_signal_kills() -> None:
         assert process.wait(SOON_S) == 137
 
 
+def test_ranks_of_another_user_keep_no_signal_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of `ringrun sudo ...`: they are told of once, left behind in the end, and not waited for."""
+    monkeypatch.setattr(job_module, "ASKED_GRACE_S", 0.1)
+    monkeypatch.setattr(job_module, "ABANDON_AFTER_S", 0.1)
+    own, foreign = os.killpg, []
+
+    def killpg(group: int, signum: int) -> None:
+        if group in foreign:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        own(group, signum)
+
+    monkeypatch.setattr(os, "killpg", killpg)
+    said: list[str] = []
+    reader, writer = os.pipe()
+    try:
+        with supervise.Supervisor(0.1, said.append) as job:
+            for _ in range(2):
+                job.start(["cat"], os.environ, None, reader, subprocess.DEVNULL, 2)
+            left, other = job.ranks
+            foreign.append(left.pid)
+            job.pass_on(signal.SIGTERM)
+            assert job.run(time.monotonic() + HANG_S)
+            assert job.exit_status() == 128 + signal.SIGTERM
+        assert left.status is None
+        assert other.status == -signal.SIGTERM
+    finally:
+        own(left.pid, signal.SIGKILL)
+        os.waitpid(left.pid, 0)
+        os.close(reader)
+        os.close(writer)
+    once, ended, killing, behind = said
+    assert once == f"rank 0 (process group {left.pid}) belongs to another user (sudo?) and cannot be signalled"
+    assert ended.startswith("rank 1 on host ")
+    assert killing == "rank 0 still running: sending SIGKILL"
+    assert behind == "rank 0 cannot be killed (another user's); left behind"
+
+
+def test_a_start_that_fails_does_not_wait_for_ranks_of_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    def killpg(group: int, signum: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    reader, writer = os.pipe()
+    streams = (reader, subprocess.DEVNULL, 2)
+    with supervise.Supervisor(0.1, lambda _: None) as job:
+        job.start(["cat"], os.environ, None, *streams)
+        monkeypatch.setattr(os, "killpg", killpg)
+    os.close(reader)
+    os.close(writer)
+    assert os.waitpid(job.ranks[0].pid, 0)[1] == 0
+
+
 BEHIND_A_SHELL = "sleep 1000 & echo $!; wait; true"
 """Says the number of a process that the kernel does not kill with the rank's launcher."""
 
@@ -552,7 +603,7 @@ def test_an_interrupt_while_a_rank_is_started_leaves_nothing_behind(monkeypatch:
 
     monkeypatch.setattr(processes_module, "spawn", interrupted)
     with selectors.PollSelector() as selector:
-        ranks = processes_module.Processes(selector, lambda _: None)
+        ranks = processes_module.Processes(selector, lambda _: None, print)
         streams = (subprocess.DEVNULL,) * 3
         with pytest.raises(KeyboardInterrupt):
             ranks.start(0, ["sleep", "1000"], {"PATH": os.environ["PATH"]}, None, *streams)
