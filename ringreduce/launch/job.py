@@ -1,8 +1,9 @@
 """What a launcher does about the ranks of one job, wherever they run, until the last has ended.
 
-One thread, one poll(): nothing is polled by time. After the first failure the other ranks have --grace seconds to raise
-and report, then get SIGTERM, 1.5 s later SIGKILL. Where a rank fails after a signal of the user's, the others have at
-least 30 s to save their work, without a second signal, then SIGKILL.
+One thread, one poll(): nothing is polled by time but the foreground of a terminal (terminal.py). After the first
+failure the other ranks have --grace seconds to raise and report, then get SIGTERM, 1.5 s later SIGKILL. Where a rank
+fails after a signal of the user's, the others have at least 30 s to save their work, without a second signal, then
+SIGKILL.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ CANNOT_RUN_STATUS = 126
 NOT_FOUND_STATUS = 127
 STDIN, STDOUT, STDERR = 0, 1, 2
 LINE_CHARS = 4000
+FOREGROUND_S = 0.5  # between two looks for the foreground
 QUIET_S = 0.1  # after which the beginning of a line of rank 0's counts as a question to the user
 
 
@@ -97,8 +98,16 @@ class Launch(abc.ABC, Generic[AnyJob]):
             return STDIN
         reader, writer = os.pipe2(os.O_CLOEXEC)
         files.callback(os.close, reader)
-        self.keyboard = Keyboard(STDIN, writer, self.job.selector, self._on_entered)
+        self.keyboard = Keyboard(STDIN, writer, self.job.selector, self._on_entered, self._look_for_foreground)
         return reader
+
+    def _look_for_foreground(self) -> None:
+        """Looks soon whether the terminal is this job's again: nothing tells."""
+        self.job.timers["foreground"] = (time.monotonic() + FOREGROUND_S, self._resume_keyboard)
+
+    def _resume_keyboard(self) -> None:
+        if self.keyboard is not None:
+            self.keyboard.resume()
 
     def _on_entered(self) -> None:
         for sink in (self.out, self.err):
@@ -126,8 +135,7 @@ class Launch(abc.ABC, Generic[AnyJob]):
     def _on_signal(self, signum: int) -> None:
         name = signal.Signals(signum).name
         if signum == signal.SIGCONT:
-            if self.keyboard is not None:
-                self.keyboard.resume()
+            self._resume_keyboard()
             return
         if signum == signal.SIGQUIT:
             self._quit = True

@@ -63,12 +63,20 @@ class Keyboard:
         terminal: descriptor to read, which stays its owner's.
         pipe: writing end, owned and closed at the end of input or when nobody reads it.
         entered: called when the user has typed the end of a line, which the terminal shows.
+        in_background: called when nothing is read as this process is in the background. It calls resume() later: a
+            shell that brings a running job to the foreground (`ringrun ... &`, `fg`) sends no SIGCONT.
     """
 
     def __init__(
-        self, terminal: int, pipe: int, selector: selectors.BaseSelector, entered: Callable[[], None] = lambda: None
+        self,
+        terminal: int,
+        pipe: int,
+        selector: selectors.BaseSelector,
+        entered: Callable[[], None],
+        in_background: Callable[[], None],
     ) -> None:
         self._entered = entered
+        self._in_background = in_background
         self._terminal = terminal
         self._pipe = pipe
         self._selector = selector
@@ -81,9 +89,13 @@ class Keyboard:
         return self._pipe >= 0
 
     def resume(self) -> None:
-        """Listens again after SIGCONT, that is when the job may have come to the foreground."""
-        if self._pipe >= 0 and not self._held and self._foreground():
+        """Listens again if the job has come to the foreground."""
+        if self._pipe < 0 or self._held:
+            return
+        if self._foreground():
             self._listen(self._terminal, selectors.EVENT_READ, self._read)
+        elif self._pipe >= 0:
+            self._in_background()
 
     def close(self) -> None:
         """Ends rank 0's input. Idempotent."""
@@ -110,6 +122,7 @@ class Keyboard:
         if not self._foreground():  # reading would stop us, and the keys are the shell's
             if self._pipe >= 0:
                 self._selector.unregister(self._terminal)
+                self._in_background()
             return
         try:
             self._held = os.read(self._terminal, READ_NBYTES)

@@ -21,7 +21,9 @@ from processes import completed
 from ranks import clean_environment
 from test_launch import RINGRUN, python, ringrun, running
 
+from ringreduce.launch.events import handle
 from ringreduce.launch.output import Sink, rank_lines
+from ringreduce.launch.terminal import Keyboard
 
 WRITE_IN_PIECES = """
     import os
@@ -241,6 +243,71 @@ def test_a_question_of_rank_0_is_shown_before_the_answer_is_there() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     finally:
         os.close(terminal)
+
+
+SHELL = """
+import os, signal, sys
+
+told, *job = sys.argv[1:]
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+pid = os.fork()
+if pid == 0:
+    os.setpgid(0, 0)
+    os.execv(job[0], job)
+os.read(int(told), 1)
+os.tcsetpgrp(0, pid)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+"""Starts a job in the background of its terminal, and brings it to the foreground when it is told to."""
+
+
+def test_the_keyboard_is_rank_0s_once_a_running_job_comes_to_the_foreground() -> None:
+    """Of which no SIGCONT tells, as the job was not stopped."""
+    told, tell = os.pipe()
+    os.set_inheritable(told, True)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        job = [*RINGRUN, "-np", "2", "sh", "-c", "echo ready; read line; echo heard $line"]
+        os.execve(sys.executable, [sys.executable, "-c", SHELL, str(told), *job], clean_environment())
+    os.close(told)
+    try:
+        _read_until(terminal, rb"\[0\]<stdout>: ready\r\n")
+        os.write(tell, b"!")
+        os.write(terminal, b"hello\n")
+        _read_until(terminal, rb"\[0\]<stdout>: heard hello\r\n")
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    finally:
+        os.close(tell)
+        os.close(terminal)
+
+
+def test_a_keyboard_that_goes_to_the_background_is_looked_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    foreground = os.getpgrp()
+    monkeypatch.setattr(os, "tcgetpgrp", lambda _: foreground)
+    master, terminal = pty.openpty()
+    reader, writer = os.pipe()
+    looks: list[None] = []
+    with selectors.PollSelector() as selector:
+        keyboard = Keyboard(terminal, writer, selector, lambda: None, lambda: looks.append(None))
+        os.write(master, b"for another program\n")
+        foreground = 0
+        assert handle(selector, HANG_S)
+        assert len(looks) == 1
+        keyboard.resume()
+        assert len(looks) == 2
+        assert os.read(terminal, 100) == b"for another program\n"
+        os.write(master, b"hello\n")
+        assert not handle(selector, 0)
+        foreground = os.getpgrp()
+        keyboard.resume()
+        for _ in ("read", "write"):
+            assert handle(selector, HANG_S)
+        assert os.read(reader, 100) == b"hello\n"
+        keyboard.close()
+        keyboard.resume()
+        assert len(looks) == 2
+    for fd in (master, terminal, reader):
+        os.close(fd)
 
 
 def test_a_password_is_asked_for_although_a_rank_has_no_terminal() -> None:
