@@ -394,6 +394,26 @@ while True:
     assert process.returncode == 0
 
 
+def test_a_signal_that_ssh_gets_too_leaves_ranks_time_to_save_their_work(lab: Lab) -> None:
+    """As of systemctl and scancel, which signal all processes of ringrun's host."""
+    text = """
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+print("ready", flush=True)
+signal.sigwait([signal.SIGTERM])
+print("saved", flush=True)
+"""
+    with running(lab, text) as process:
+        clients = [pid for pid, line in lab.processes("a").items() if line.startswith("ssh ")]
+        assert len(clients) == 3
+        for pid in clients:
+            os.kill(pid, signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
+        said = ended(lab, process)
+    assert said == ["ringrun: SIGTERM: passing it on to all ranks", *["saved"] * 8]
+    assert process.returncode == 0
+
+
 def test_a_second_signal_kills_all_ranks(lab: Lab) -> None:
     text = """
 import signal, time
