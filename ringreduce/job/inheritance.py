@@ -15,6 +15,9 @@ from ringreduce.job import environment, starter
 VARIABLE = "_RINGREDUCE_RANK_TAKEN"
 """Process id, its start time, and the place: "4711.86400 ringrun 1/2 ringrun-12-ab". Not one of the user's knobs."""
 
+CHILD_PRIORITY = 100
+"""Of the finalizers by which a child of multiprocessing leaves: before those that wait for the child's own children."""
+
 
 def check(place: environment.Placement) -> None:
     """Raises NotInitializedError where a living process, not this one, has marked the place as its own."""

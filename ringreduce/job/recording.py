@@ -21,7 +21,6 @@ from pathlib import Path
 from ringreduce import _core, config
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.job import inheritance
-from ringreduce.job.failure import uncaught
 from ringreduce.timeline import blocks, record_file
 
 _DYNAMIC = "DYNAMIC"
@@ -229,7 +228,7 @@ def _end_as_child() -> None:
     if _ends_as_child or process is None or process.parent_process() is None:
         return
     _ends_as_child = True
-    after_leave = uncaught.CHILD_PRIORITY - 1  # the finalizer of the higher number comes first
+    after_leave = inheritance.CHILD_PRIORITY - 1  # the finalizer of the higher number comes first
     sys.modules["multiprocessing.util"].Finalize(None, end, ("the process has ended",), exitpriority=after_leave)
 
 

@@ -27,11 +27,11 @@ from contextlib import suppress
 from functools import partial
 from types import CodeType, TracebackType
 
+from ringreduce.job.inheritance import CHILD_PRIORITY
 from ringreduce.job.user_code import is_user_code
 
 CAUSE_NBYTES = 500  # of its first line at most: with the place it fits where the core keeps it
 REPORT_NBYTES = 8192  # of a report at most, its text in JSON
-CHILD_PRIORITY = 100  # of multiprocessing's finalizers: before those that wait for the child's own children
 MONITORING_TOOLS = (4, 3)  # the numbers of sys.monitoring that are nobody's
 GRACE_S = 1.0  # for the others to raise and print; their output is lost once MPI kills them
 
