@@ -23,8 +23,8 @@ std::string capitalized(const char* word) {
 
 std::string described(const Call& call) { return name(call.kind) + (call.name.empty() ? "" : " '" + call.name + "'"); }
 
-thread_local bool others_could = false;  // see Calls::could_others_call()
-thread_local bool alone_now = false;     // see Calls::set_alone()
+thread_local Calls::Framework kernel_of = Calls::Framework::kNone;
+thread_local bool is_alone = false;      // see Calls::set_alone()
 std::atomic<bool> threads_noted{false};  // see Calls::note_threads()
 
 }  // namespace
@@ -198,20 +198,26 @@ int Calls::join(int process_set, Interrupt interrupt) {
   }
 }
 
-Calls::InKernel::InKernel(bool could_others) : before_(std::exchange(others_could, could_others)) {}
-Calls::InKernel::~InKernel() { others_could = before_; }
+Calls::InKernel::InKernel(Framework framework) : before_(std::exchange(kernel_of, framework)) {}
+Calls::InKernel::~InKernel() { kernel_of = before_; }
 
-bool Calls::could_others_call() { return others_could; }
+bool Calls::could_others_call() {
+  switch (kernel_of) {
+    case Framework::kTensorFlow:
+      return !is_alone;
+    case Framework::kJax:
+      return threads_noted.load();
+    case Framework::kNone:
+      break;
+  }
+  return false;
+}
 
-void Calls::set_alone(bool alone) { alone_now = alone; }
-
-bool Calls::is_alone() { return alone_now; }
+void Calls::set_alone(bool alone) { is_alone = alone; }
 
 void Calls::note_threads(bool has_others) {
   if (has_others) threads_noted.store(true);
 }
-
-bool Calls::has_had_threads() { return threads_noted.load(); }
 
 Position Calls::place() const {
   const std::lock_guard lock(table_->mutex);

@@ -87,28 +87,27 @@ class Calls {
   int rank(int process_set) const;  // within the set; raises InvalidArgumentError outside
   bool included(int process_set) const;
 
-  // A call of this thread by a kernel of a framework, to the end of the scope. could_others: whether another thread
-  // could call an operation while this one waits.
+  // Whether another thread could call an operation while this one waits, by whose kernel this one is in.
+  static bool could_others_call();
+  // A kernel of TensorFlow: yes. Sessions come to their operators in any order, and Python may have other threads. One
+  // that is about to call a kernel eagerly may have seen that it is the only one: it says so, and takes that back
+  // afterwards.
+  static void set_alone(bool alone);
+  // A kernel of JAX, which runs on any thread, in the order of the Python thread that has called the program: if Python
+  // has had other threads when one of it built a program with collectives, which notes that.
+  static void note_threads(bool has_others);
+
+  enum class Framework { kNone, kTensorFlow, kJax };
+  // A call of this thread by a kernel, to the end of the scope.
   class InKernel {
    public:
-    explicit InKernel(bool could_others);
+    explicit InKernel(Framework framework);
     ~InKernel();
     InKernel(const InKernel&) = delete;
 
    private:
-    bool before_;
+    Framework before_;
   };
-  static bool could_others_call();  // as the kernel that this thread is in was told; without one: no
-
-  // As far as a kernel of TensorFlow knows others could: sessions come to their operators in any order, and Python may
-  // have other threads. A thread of Python's that is about to call a kernel eagerly may have seen that it is the only
-  // one: it says so, and takes that back afterwards.
-  static void set_alone(bool alone);
-  static bool is_alone();
-  // A kernel of JAX runs on any thread, in the order of the Python thread that has called the program. Who builds
-  // programs with collectives notes whether Python has other threads. One that has had some may have them again.
-  static void note_threads(bool has_others);
-  static bool has_had_threads();
 
  private:
   struct Entry {

@@ -198,7 +198,7 @@ void perform(Kind kind, const xla::CallFrame& frame) {
   for (int64_t i = 0; i < frame.rets.size; ++i) add(frame.rets.rets[i], dsts);
   const Attributes attributes(frame.attrs);
   const std::vector<Call> calls = prepare(call_from(kind, attributes), std::move(srcs), std::move(dsts));
-  const Calls::InKernel in_kernel(Calls::has_had_threads());
+  const Calls::InKernel in_kernel(Calls::Framework::kJax);
   finish(calls, Calls::of_process().run(calls), rows_from(attributes.text("received")));
 }
 

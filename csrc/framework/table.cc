@@ -98,14 +98,14 @@ static RrOutcome* run(void* state, const RrCall* plain, size_t count) {
   return outcome_of([&](RrOutcome& outcome) {
     std::vector<Call> calls;
     for (size_t i = 0; i < count; ++i) calls.push_back(call_of(plain[i]));
-    const Calls::InKernel in_kernel(!Calls::is_alone());
+    const Calls::InKernel in_kernel(Calls::Framework::kTensorFlow);
     outcome.operations = static_cast<Calls*>(state)->run(calls, SignalWatch::look);
   });
 }
 
 static RrOutcome* ask(void* state, RrQuestion question, int32_t process_set) {
   return outcome_of([&](RrOutcome& outcome) {
-    const Calls::InKernel in_kernel(!Calls::is_alone());
+    const Calls::InKernel in_kernel(Calls::Framework::kTensorFlow);
     outcome.answer = answer_of(*static_cast<Calls*>(state), question, process_set);
   });
 }

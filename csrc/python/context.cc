@@ -157,8 +157,13 @@ void bind_context(py::module_& m) {
              return c.calls_text();
            })
       .def("settings", [](Context& c) {
-        std::vector<std::tuple<std::string, std::string, std::string>> list;
-        for (const KnobValue& v : c.settings().values) list.emplace_back(v.name, v.value, v.origin);
+        std::vector<std::tuple<std::string, py::str, std::string>> list;  // values as os.environ has them
+        for (const KnobValue& v : c.settings().values) {
+          const auto size = static_cast<Py_ssize_t>(v.value.size());
+          PyObject* const value = PyUnicode_DecodeFSDefaultAndSize(v.value.data(), size);
+          if (value == nullptr) throw py::error_already_set();
+          list.emplace_back(v.name, py::reinterpret_steal<py::str>(value), v.origin);
+        }
         return list;
       });
 }

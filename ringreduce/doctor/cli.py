@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -48,28 +49,32 @@ def main(argv: Sequence[str]) -> int:
             environment.launcher(),
         )
     )
-    lead = _leads()
+    leads, tells_of_host = _part()
     misplaced = any(finding.status == "problem" and finding.topic != "frameworks" for finding in findings)
     findings += _tested(misplaced)  # it needs no framework
-    return _report(findings, args.json, lead)
+    problems = [finding for finding in findings if finding.status == "problem"]
+    if tells_of_host and not leads and problems:  # what rank 0 has found on its own host is another matter
+        print("\n".join([f"on {socket.gethostname()}:", *lines(problems)]), file=sys.stderr)
+    return _report(findings, args.json) if leads else int(bool(problems))
 
 
-def _report(findings: Sequence[Finding], as_json: bool, lead: bool = True) -> int:
-    """Prints, on the rank that leads. Returns the exit status."""
+def _report(findings: Sequence[Finding], as_json: bool) -> int:
+    """Prints. Returns the exit status."""
     healthy = all(finding.status != "problem" for finding in findings)
-    if lead and as_json:
+    if as_json:
         print(json.dumps({"ok": healthy, "findings": [asdict(finding) for finding in findings]}, indent=1))
-    elif lead:
+    else:
         print("\n".join([*lines(findings), "", verdict(findings)]))
     return 0 if healthy else 1
 
 
-def _leads() -> bool:
-    """True on the rank that reports, and on all where that cannot be told."""
+def _part() -> tuple[bool, bool]:
+    """Whether this rank reports, as all do where that cannot be told; and whether it tells of problems of its host."""
     try:
-        return own_place().rank == 0
+        place = own_place()
     except Error:
-        return True
+        return True, False
+    return place.rank == 0, place.local_rank == 0
 
 
 def _tested(misplaced: bool) -> Iterator[Finding]:

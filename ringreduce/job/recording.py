@@ -17,12 +17,15 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeAlias
 
 from ringreduce import _core, config
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.job import inheritance
 from ringreduce.timeline import blocks, record_file
 
+Place: TypeAlias = "tuple[Path, Path | None]"
+"""The folder of a timeline's records, and its trace."""
 _DYNAMIC = "DYNAMIC"
 """Horovod's value of HOROVOD_TIMELINE where start_timeline() will be called: nothing is begun before."""
 VARIABLE = "_RINGREDUCE_TIMELINE_TAKEN"
@@ -92,17 +95,20 @@ class Recording:
         if rank == 0:
             _remove_ranks_from(folder, size)
 
-    def end(self, reason: str, is_replaced: bool = False) -> None:
+    def end(self, reason: str, next_place: Place | None = None) -> None:
         """Writes what is left, and the trace of all ranks. Where that cannot be written, stderr says why.
 
-        is_replaced: a timeline in the same folder follows. Then no trace of all ranks is written: other ranks may have
-        emptied their files for it already.
+        next_place: where a timeline follows. In the same folder, other ranks may have emptied their files for it
+        already, so no trace of all ranks is written.
         """
         if not self._timeline.stop(reason):  # the disk hangs, and this thread would hang with it
             return
-        if is_replaced:
-            return
         if self._trace is None or not self._trace.is_file():  # what is removed, or a device, is left alone
+            return
+        if next_place is not None and os.path.realpath(next_place[0]) == os.path.realpath(self.folder):
+            if next_place[1] is None or os.path.realpath(next_place[1]) != os.path.realpath(self._trace):
+                why = "another timeline has begun in its folder"
+                print(f"ringreduce: the timeline {self._trace} shows rank 0 alone: {why}", file=sys.stderr)
             return
         from ringreduce.timeline.export import horovod
         from ringreduce.timeline.job import Job
@@ -184,10 +190,10 @@ def begin_by_environment(rank: int, size: int) -> None:
         print(f"ringreduce: no timeline of this process: {what}", file=sys.stderr)
 
 
-def end(reason: str, is_last: bool = True, is_replaced: bool = False) -> None:
+def end(reason: str, is_last: bool = True, next_place: Place | None = None) -> None:
     """Ends the timeline that is on. Does nothing without one.
 
-    is_last: also the timeline that a variable asked for. is_replaced: as Recording.end()'s.
+    is_last: also the timeline that a variable asked for. next_place: as Recording.end()'s.
     """
     global _current
     with _lock:
@@ -196,7 +202,7 @@ def end(reason: str, is_last: bool = True, is_replaced: bool = False) -> None:
         recording, _current = _current, None
         if recording.is_asked_by_variable:
             _ended[recording.folder] = reason
-        recording.end(reason, is_replaced)
+        recording.end(reason, next_place)
 
 
 def _begin(
@@ -206,14 +212,12 @@ def _begin(
     global _current
     with _lock:
         folder, trace = _places(path, is_trace)
-        is_replaced = False
         if _current is not None:  # which shall not end for one that cannot begin
             _make(folder, is_named=trace is None)
             _try(record_file.file_of(folder, rank), is_trace=False)
             if trace is not None and rank == 0:
                 _try(trace, is_trace=True)
-            is_replaced = os.path.realpath(folder) == os.path.realpath(_current.folder)
-        end("another timeline has begun", is_replaced=is_replaced)
+        end("another timeline has begun", next_place=(folder, trace))
         _current = Recording(folder, trace, rank, size, mark_cycles, is_asked_by_variable)
         _end_as_child()
 
@@ -232,7 +236,7 @@ def _end_as_child() -> None:
     sys.modules["multiprocessing.util"].Finalize(None, end, ("the process has ended",), exitpriority=after_leave)
 
 
-def _places(path: Path, is_trace: bool | None) -> tuple[Path, Path | None]:
+def _places(path: Path, is_trace: bool | None) -> Place:
     """The folder of the records, and the trace. is_trace: whether the path is a trace's; None: unless it is a folder.
 
     Raises UnavailableError.

@@ -1,4 +1,4 @@
-"""Starts one rank: its variables, its session, its CPUs, and its death with its launcher's.
+"""Starts one rank: its variables, its process group, its CPUs, and its death with its launcher's.
 
 The kernel kills a rank whose launcher ends, but not what that rank has started: `sh -c "python train.py; true"` would
 leave python running. A Guardian ends that.
@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import secrets
 import signal
 import subprocess
+import termios
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -139,6 +141,16 @@ class Guardian:
                 os.write(self._pipe, os.fsencode(line))
 
 
+def _give_up_terminal() -> None:
+    """Of this process alone. With a session of its own it could not call setpgrp(), as scripts do."""
+    with contextlib.suppress(OSError):  # there is none
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+        try:
+            fcntl.ioctl(terminal, termios.TIOCNOTTY)
+        finally:
+            os.close(terminal)
+
+
 def spawn(
     command: Sequence[str],
     environ: Mapping[str, str],
@@ -149,10 +161,10 @@ def spawn(
     pass_fds: Sequence[int] = (),
     first: Callable[[], None] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Starts a command as the leader of a new session and process group; it is killed when this thread's process ends.
+    """Starts a command as the leader of a new process group; it is killed when this thread's process ends.
 
-    In a session without a terminal, what asks a user there (getpass, ssh, git) asks its standard input instead, or
-    fails. In a process group in the background of ringrun's terminal it would be stopped, and nobody would notice.
+    It has no terminal: what asks a user there (getpass, ssh, git) asks its standard input instead, or fails. With
+    ringrun's terminal it would be stopped, as its process group is in the background, and nobody would notice.
 
     Args:
         cpus: what it is bound to; None leaves it free.
@@ -165,7 +177,8 @@ def spawn(
     die = die_with_parent()
 
     def prepare() -> None:
-        os.setsid()
+        os.setpgid(0, 0)
+        _give_up_terminal()
         die()
         if cpus:
             os.sched_setaffinity(0, cpus)
@@ -177,5 +190,5 @@ def spawn(
             command, env=environ, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=pass_fds, preexec_fn=prepare
         )
     except subprocess.SubprocessError as error:  # which step it was, and its errno, are not known
-        steps = f"a session, CPUs {sorted(cpus or ())}, what tells its end"
+        steps = f"a process group, CPUs {sorted(cpus or ())}, what tells its end"
         raise OSError(errno.EPERM, f"a new process could not be prepared: {steps}") from error

@@ -1,6 +1,6 @@
 """What ties ringrun to its terminal: signals to pass on, and the keyboard, which rank 0 may read.
 
-Ranks are in sessions of their own, without a terminal: it signals ringrun alone, and ranks can ask nobody there.
+Ranks are in process groups of their own, without a terminal: it signals ringrun alone, and ranks can ask nobody there.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Agent:
         self._news = Sink(news, self._selector)
         self._output = {stream: _Outflow(self._news, stream) for stream in (STDOUT, STDERR, RESULT)}
         self._is_local = is_local
-        self._ringrun = os.getppid() if is_local else 0
+        self._ringrun = os.getppid() if is_local else -1  # 0 is a parent in another pid namespace
         self._unpacker = Unpacker()
         self._processes = Processes(self._selector, self._on_end, _say, guarded=True)
         self._causes = Causes()

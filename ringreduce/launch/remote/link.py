@@ -65,7 +65,8 @@ class AgentLink:
         # A session of its own: the terminal's signals are for ringrun alone, and nobody could answer a question. It
         # ends with its parent: a child that run()'s process has forked in another thread may hold these pipes. A signal
         # to all processes of this host's part of the job (systemctl stop, scancel) may not end ssh, because its agent
-        # would kill its ranks, which have time to save their work. OpenSSH goes on to ignore what it finds ignored.
+        # would kill its ranks, which have time to save their work. OpenSSH goes on to ignore what it finds ignored, but
+        # where it shares the connection of another ssh (ControlPath).
         die = die_with_parent(signal.SIGTERM if is_agent else signal.SIGKILL)
 
         def prepare() -> None:

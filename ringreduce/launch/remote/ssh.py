@@ -17,6 +17,7 @@ OPTIONS = (
     *("-o", "ConnectTimeout=10"),
     *("-o", "ServerAliveInterval=2"),  # a host that has vanished is noticed after 6 s
     *("-o", "ServerAliveCountMax=3"),
+    *("-o", "ControlMaster=no"),  # a master that it leaves behind would ignore what link.py has it ignore
 )
 PYTHONS = ("LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE")
 """Variables without which the agent's Python may not start, or not find its packages; the ranks get them later."""

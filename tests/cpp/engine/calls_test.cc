@@ -247,7 +247,7 @@ TEST_CASE("while a kernel waits others could call, unless Python's thread that c
         Calls::set_alone(false);
         expect(kernel.table.error(outcome.get()) == 0, kernel.table.text(outcome.get()));
         expect(!Calls::could_others_call(), "not in a kernel");
-        const Calls::InKernel of_jax(Calls::has_had_threads());
+        const Calls::InKernel of_jax(Calls::Framework::kJax);
         expect(!Calls::could_others_call(), "Python has had no other threads");
         return;
       }

@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 import pytest
-from ranks import run_ranks
+from ranks import receive_from_test, run_ranks, send_to_test, start_ranks
 
 pytest.importorskip("jax", reason="JAX is not installed")
 
@@ -341,12 +341,18 @@ def opposite_orders() -> str:
 
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     with hvd.init() as world, ThreadPoolExecutor(2) as threads:
-        first, second = [jax.jit(lambda x, name=name: hvd.allreduce(x, op=hvd.Sum, name=name)) for name in ("x", "y")][
-            :: 1 if world.rank == 0 else -1
-        ]
-        begun = threads.submit(first, jnp.ones(3))
+        x = jnp.ones(3)
+
+        def built(name: str) -> Any:
+            return jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum, name=name)).lower(x).compile()
+
+        names = ("x", "y") if world.rank == 0 else ("y", "x")
+        first, second = [threads.submit(built, name).result() for name in names]
+        send_to_test("built")
+        receive_from_test()
+        begun = threads.submit(first, x)
         time.sleep(1)
-        for result in (begun, threads.submit(second, jnp.ones(3))):
+        for result in (begun, threads.submit(second, x)):
             assert result.result().tolist() == [world.size] * 3
     return "done"
 
@@ -357,7 +363,13 @@ def test_first_collectives_in_opposite_orders_a_second_apart() -> None:
     With more ranks than cores, where init() calls nothing to measure the machine.
     """
     size = len(os.sched_getaffinity(0)) + 1
-    assert run_ranks(opposite_orders, size, env={**ENV, "RINGREDUCE_TIMEOUT": "60"}) == ["done"] * size
+    with start_ranks(opposite_orders, size, env={**ENV, "RINGREDUCE_TIMEOUT": "60"}) as job:
+        for rank in range(size):
+            assert job.receive(rank) == "built"
+        for rank in range(size):
+            job.send(rank)
+        outcomes = job.wait()
+        assert [outcome.value for outcome in outcomes] == ["done"] * size, outcomes
 
 
 def memory() -> None:

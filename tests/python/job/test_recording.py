@@ -206,6 +206,23 @@ def test_a_timeline_that_another_one_replaces_is_not_merged(tmp_path: Path) -> N
     assert "allreduce.2" in (tmp_path / "trace").read_text()
 
 
+IN_ITS_FOLDER = """
+import os, sys, ringreduce as hvd
+with hvd.init():
+    for path in ("trace", "trace", "trace.ranks"):
+        print(path, file=sys.stderr)
+        hvd.start_timeline(os.path.join(sys.argv[1], path))
+    hvd.stop_timeline()
+"""
+
+
+def test_a_trace_that_stays_rank_0s_alone_is_named(tmp_path: Path) -> None:
+    done = completed([sys.executable, "-c", IN_ITS_FOLDER, str(tmp_path)], env=clean_environment())
+    assert done.returncode == 0, done.stderr
+    said = f"ringreduce: the timeline {tmp_path}/trace shows rank 0 alone: another timeline has begun in its folder"
+    assert done.stderr.splitlines() == ["trace", "trace", "trace.ranks", said]
+
+
 def environment(tmp_path: Path, **variables: str) -> dict[str, str]:
     return {**clean_environment(), **{name: str(tmp_path / value) for name, value in variables.items()}}
 

@@ -74,11 +74,20 @@ with hvd.init():
 """
 
 
+SETTINGS = """
+from ringreduce import config
+with hvd.init():
+    config.seconds("RINGREDUCE_TIMEOUT")  # asks the job for all of its settings
+    print(ascii(config.value("RINGREDUCE_TIMELINE").value))
+"""
+
+
 @pytest.mark.parametrize("variable", ["RINGREDUCE_TIMELINE", "HOROVOD_TIMELINE"])
 def test_a_variables_path_need_not_be_utf_8(variable: str, tmp_path: Path) -> None:
     here = os.fsencode(tmp_path)
-    ended = run(SUMS, **{variable: os.fsdecode(here + b"/of a variable\xff")})
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "trained\n", "")
+    value = os.fsdecode(here + b"/of a variable\xff")
+    ended = run(SUMS + SETTINGS, **{variable: value})
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"trained\n{value!a}\n", "")
     records = b"of a variable\xff" if variable == "RINGREDUCE_TIMELINE" else b"of a variable\xff.ranks"
     assert os.listdir(here + b"/" + records) == [b"rank-0000.rr"]
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import stat
 import subprocess
 import sys
@@ -108,6 +109,22 @@ def test_a_job_on_several_hosts_is_tested_too(
     (found,) = environment.launcher()
     assert found.status == "problem"
     assert "RINGREDUCE_TRANSPORT allows shared memory only" in found.value
+
+
+def test_problems_of_another_host_are_told_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = Finding("frameworks", "torch", "torch 1.0 is too old", "problem")
+    monkeypatch.setattr(software, "frameworks", lambda: iter([wrong]))
+    right = {"ranks": 4, "sizes": [4] * 4, "results": 10, "wrong": 0, "seconds": 0.1}
+    monkeypatch.setattr(selftest, "on_this_job", lambda: right)
+    for rank, local_rank in ((2, 0), (3, 1)):
+        for name, value in (SECOND_OF_TWO_HOSTS | {"RANK": rank, "LOCAL_RANK": local_rank}).items():
+            monkeypatch.setenv(f"RINGREDUCE_{name}", str(value))
+        assert doctor.main([]) == 1
+        said = capsys.readouterr()
+        told = f"on {socket.gethostname()}:\nframeworks  torch  problem: torch 1.0 is too old\n"
+        assert (said.out, said.err) == ("", told if local_rank == 0 else "")
 
 
 def self_test() -> dict[str, Any]:

@@ -101,8 +101,14 @@ class AsItIs(importlib.abc.Loader):
 
 
 def below(name: str) -> importlib.machinery.ModuleSpec | None:
-    """Of a module below torch._dynamo: None where it is to be loaded as usual."""
+    """Of a module below torch._dynamo: None where it is to be loaded as usual.
+
+    So it is while another thread executes torch._dynamo, which may need this module, whose lock this thread holds.
+    """
     waiting = sys.modules[NAME]
-    if isinstance(waiting, Waiting) and execute(waiting) and name in sys.modules:
-        return AsItIs(sys.modules[name]).spec
-    return None
+    if not isinstance(waiting, Waiting) or not _lock.acquire(blocking=False):
+        return None
+    try:
+        return AsItIs(sys.modules[name]).spec if execute(waiting) and name in sys.modules else None
+    finally:
+        _lock.release()

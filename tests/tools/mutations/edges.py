@@ -80,8 +80,8 @@ ROWS = (
     Mutation(
         "kernel-others",
         "csrc/framework/calls.cc",
-        "std::exchange(others_could, could_others)",
-        "std::exchange(others_could, false)",
+        "      return !is_alone;",
+        "      return false;",
         ("calls_test",),
     ),
     Mutation(
