@@ -146,18 +146,22 @@ def run(peer: Peer, cell: Cell, deadline_s: float) -> Outcome:
             env=environ,
             start_new_session=True,
         )
+        with process:
+            try:
+                output, errors = process.communicate(timeout=deadline_s)
+            except subprocess.TimeoutExpired:
+                _end(mark, others)
+                output, errors = process.communicate()
+                return Outcome(peer.name, cell, "timeout", text=f"no result within {deadline_s:g} s\n{errors[-TAIL:]}")
+            except BaseException:
+                _end(mark, others)  # before `with` waits for it
+                raise
     except OSError as error:
+        _end(mark, others)
         return Outcome(peer.name, cell, "failed", text=str(error))
-    with process:
-        try:
-            output, errors = process.communicate(timeout=deadline_s)
-        except subprocess.TimeoutExpired:
-            _end(mark, others)
-            output, errors = process.communicate()
-            return Outcome(peer.name, cell, "timeout", text=f"no result within {deadline_s:g} s\n{errors[-TAIL:]}")
-        except BaseException:
-            _end(mark, others)
-            raise
+    except BaseException:  # of a signal, perhaps while Popen() waits for the start
+        _end(mark, others)
+        raise
     _end(mark, others)  # a launcher that has ended may have left ranks behind
     try:
         said = json.loads(output.strip().splitlines()[-1])

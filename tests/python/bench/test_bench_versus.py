@@ -113,10 +113,24 @@ def test_a_peer_that_is_killed_leaves_no_shared_memory(tmp_path: Path) -> None:
         own.unlink(missing_ok=True)
 
 
-def test_a_command_that_is_told_to_end_takes_its_jobs_along(tmp_path: Path) -> None:
+SLOW_TO_START = """
+import subprocess, time
+
+class Slow(subprocess.Popen):
+    def __init__(self, *words, **options):
+        super().__init__(*words, **options)
+        if "time.sleep(60)" in str(words):
+            time.sleep(60)
+
+subprocess.Popen = Slow
+"""
+
+
+@pytest.mark.parametrize("before", ["", SLOW_TO_START], ids=["started", "being started"])
+def test_a_command_that_is_told_to_end_takes_its_jobs_along(before: str, tmp_path: Path) -> None:
     peer = f"import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)  # {tmp_path}"
     program = (
-        f"import sys; sys.path[:] = {[*sys.path, str(HERE)]!r}\n"
+        f"{before}import sys; sys.path[:] = {[*sys.path, str(HERE)]!r}\n"
         "from test_bench_versus import QUICK, Script, main, peers\n"
         f"peers.FINDERS['gloo'] = lambda: [Script({peer!r})]\n"
         "main(['allreduce', '-np', '1', '--sizes', '64', '--buffers', 'private', '--vs', 'gloo', *QUICK])\n"
