@@ -1,7 +1,7 @@
 #include "support/ranks.h"
 
-#include <atomic>
 #include <cstring>
+#include <mutex>
 
 #include "support/sanitizer.h"
 
@@ -27,19 +27,25 @@ void Environment::set(const std::string& name, const std::string& value) {
 
 void run_threads(int size, const std::function<void(int)>& body) {
   std::vector<std::thread> threads;
-  std::atomic<int> failed{0};
-  std::exception_ptr first;
+  std::mutex mutex;
+  std::exception_ptr cause, consequence;
+  const auto keep = [&](std::exception_ptr& error) {
+    const std::lock_guard lock(mutex);
+    if (error == nullptr) error = std::current_exception();
+  };
   for (int r = 0; r < size; ++r) {
     threads.emplace_back([&, r] {
       try {
         body(r);
+      } catch (const ShutdownError&) {  // perhaps only since another rank has failed, which closes its context first
+        keep(consequence);
       } catch (...) {
-        if (failed.fetch_add(1) == 0) first = std::current_exception();
+        keep(cause);
       }
     });
   }
   for (auto& thread : threads) thread.join();
-  if (first) std::rethrow_exception(first);
+  if (cause != nullptr || consequence != nullptr) std::rethrow_exception(cause != nullptr ? cause : consequence);
 }
 
 void run_ranks(int size, const std::function<void(Rank&)>& body, size_t capacity) {
