@@ -17,8 +17,8 @@ import numpy as np
 import ringreduce
 from ringreduce.bench.oracle import DTYPES, Oracle
 from ringreduce.errors import Error
-from ringreduce.job import environment
 from ringreduce.job.collective_json import allgather_json
+from ringreduce.job.own_place import own_place
 from ringreduce.launch.python import run_module
 
 RANKS = 2
@@ -96,7 +96,7 @@ def as_rank() -> int:
     except Error as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    if environment.detect().rank == 0:
+    if own_place().rank == 0:
         print(json.dumps(result))
     return 0
 

@@ -41,11 +41,9 @@ IMPORTS = {
     "torch._inductor": ("torch._inductor.compile_fx", "torch._dynamo.backends.common"),  # 2 s
 }
 """What a server imports first, by what the source of the test imports anywhere."""
-
-
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 """Of a server; a rank has the environment of its job. Where the system has such pages, a fork with torch takes 13 ms of
-CPU time in place of 24: there are fewer entries of the page table to copy."""
+CPU time in place of 24: its page table has fewer entries to copy."""
 
 
 class Process:

@@ -157,12 +157,9 @@ def run(peer: Peer, cell: Cell, deadline_s: float) -> Outcome:
                 _end(mark, others)  # before `with` waits for it
                 raise
     except OSError as error:
-        _end(mark, others)
         return Outcome(peer.name, cell, "failed", text=str(error))
-    except BaseException:  # of a signal, perhaps while Popen() waits for the start
+    finally:  # a launcher that has ended may have left ranks behind, and a signal may come while Popen() starts one
         _end(mark, others)
-        raise
-    _end(mark, others)  # a launcher that has ended may have left ranks behind
     try:
         said = json.loads(output.strip().splitlines()[-1])
         row = _row(peer, cell, said)
