@@ -1,7 +1,7 @@
 // Where a rank stands, asked by another one that waits for it: questions and answers in the world's segment.
 //
-// The asked rank answers (engine/status_answers.h). Where it cannot, another rank of its host does. A question to a
-// rank of another host, and its answer, travel between the leaders (relay/status/status_relay.h), who write them here
+// The asked rank answers (engine/late/status_answers.h). Where it cannot, another rank of its host does. A question to
+// a rank of another host, and its answer, travel between the leaders (relay/status/status_relay.h), who write them here
 // as if all ranks were on one host.
 #pragma once
 

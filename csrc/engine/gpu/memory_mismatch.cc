@@ -9,7 +9,7 @@
 #include "base/errors.h"
 #include "engine/context.h"
 #include "engine/gpu/device_queue.h"
-#include "engine/group/watchdog.h"
+#include "engine/group/wait/watchdog.h"
 
 namespace rr {
 namespace {

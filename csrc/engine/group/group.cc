@@ -9,48 +9,10 @@
 #include "base/text.h"
 #include "engine/context.h"
 #include "engine/gpu/device_queue.h"
+#include "engine/group/group_links.h"
 
 namespace rr {
 namespace {
-
-Bells bells_of(Context& context, const std::vector<int>& world_ranks) {
-  Bells bells;
-  for (const int r : world_ranks) {
-    bells.wait.push_back(&context.wait_bell(r));
-    bells.engine.push_back(&context.engine_bell(r));
-  }
-  return bells;
-}
-
-constexpr int kLeaderChannel = kChannels;  // of the links between leaders
-constexpr double kLateS = 1.0;             // all hosts are shown who has announced an operation that takes longer
-
-std::unique_ptr<Link> remote_link(Context& context, int id, int channel, int world_rank) {
-  return context.remote_link(world_rank, channel_of(id, channel));
-}
-
-std::vector<std::unique_ptr<Link>> links_of(Context& context, const ControlSegment& control,
-                                            const std::vector<int>& world_ranks, const Hosts& hosts, int rank, int id,
-                                            int channel, const Bells& bells) {
-  std::vector<std::unique_ptr<Link>> links;
-  for (int peer = 0; peer < control.size(); ++peer) {
-    if (peer == rank) {
-      links.push_back(nullptr);
-    } else if (hosts.is_here(peer)) {
-      links.push_back(shm_link(control.link_memory(channel, rank, peer), control.link_memory(channel, peer, rank),
-                               control.link_capacity(), *bells.wait[static_cast<size_t>(peer)]));
-    } else {
-      links.push_back(remote_link(context, id, channel, world_ranks[static_cast<size_t>(peer)]));
-    }
-  }
-  return links;
-}
-
-Hosts hosts_of(const Context& context, const std::vector<int>& world_ranks, int rank) {
-  std::vector<int> labels;
-  for (const int r : world_ranks) labels.push_back(context.host_of(r));
-  return Hosts(labels, rank);
-}
 
 int index_of(const std::vector<int>& ranks, int rank) {
   const auto at = std::find(ranks.begin(), ranks.end(), rank);
@@ -89,13 +51,17 @@ Group::Group(Context& context, int fd, std::vector<int> world_ranks, int id)
              submitted_,
              [this] { return has_work(); },
              [this] { return is_busy(); }},
-      relay_(parts_, hosts_.several() && hosts_.leader_here() == rank_ ? make_relay() : nullptr),
+      relay_(parts_, relay_of(parts_)),
       executor_(resources_, negotiation_, members_, submitted_, pending_counts_),
       watchdog_(parts_, executor_, relay_),
-      waiter_(parts_, relay_, watchdog_),
-      joining_(parts_, waiter_),
-      submitter_(parts_, executor_, relay_, waiter_, joining_),
-      quick_allreduce_(parts_, relay_, waiter_, joining_) {
+      deadlock_watch_(parts_),
+      waiter_(parts_, relay_, watchdog_, deadlock_watch_),
+      announce_waiter_(parts_, watchdog_, deadlock_watch_, waiter_),
+      withdrawal_(parts_, waiter_),
+      joining_(parts_, waiter_, deadlock_watch_),
+      submitter_(parts_, executor_, relay_, deadlock_watch_, announce_waiter_, joining_),
+      quick_allreduce_(parts_, relay_, waiter_, deadlock_watch_, joining_),
+      end_(parts_, executor_, relay_, pending_counts_, joining_) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
   ::sched_getaffinity(0, sizeof cores, &cores);
@@ -105,23 +71,6 @@ Group::Group(Context& context, int fd, std::vector<int> world_ranks, int id)
   control_.line(rank_).seen_ns.store(now_ns(), std::memory_order_relaxed);
   control_.line(rank_).attendance.store(Attendance::kPresent, std::memory_order_release);
   for (Bell* bell : bells_.wait) ring(*bell);
-}
-
-std::unique_ptr<HostRelay> Group::make_relay() {
-  std::vector<std::unique_ptr<Link>> links;
-  for (int host = 0; host < hosts_.count(); ++host) {
-    const int peer = world_ranks_[static_cast<size_t>(hosts_.leader(host))];
-    links.push_back(host == hosts_.mine ? nullptr : remote_link(context_, id_, kLeaderChannel, peer));
-  }
-  // Early enough for what is said when an operation has taken too long.
-  double late_s = kLateS;
-  for (const double limit_s : {context_.timeout_s(), context_.settings().stall_warning_s}) {
-    if (limit_s > 0) late_s = std::min(late_s, limit_s / 4);
-  }
-  // One group's leaders tell the clocks of all hosts.
-  Recorder* const recorder = id_ == 0 ? &context_.recorder() : nullptr;
-  return std::make_unique<HostRelay>(control_, hosts_, negotiation_, std::move(links), late_s, recorder,
-                                     resources_.recorded_group, context_.do_links_ring());
 }
 
 // Ranks are the world's, which is what callers speak of.
@@ -151,7 +100,7 @@ std::string Group::calls_text() {
 
 bool Group::progress(bool from_engine) {
   bool moved = relay_.progress(from_engine);
-  if (has_failed(control_)) return fail_pending() || moved;
+  if (has_failed(control_)) return end_.fail_pending() || moved;
   try {
     moved |= executor_.deliver_messages();
     return executor_.step(from_engine, relay_.host()) || moved;
@@ -159,24 +108,6 @@ bool Group::progress(bool from_engine) {
     parts_.fail(error);
     return true;
   }
-}
-
-// The group has failed. True when something was pending.
-bool Group::fail_pending() {
-  if (pending_counts_.operations.load(std::memory_order_relaxed) == 0 && !joining_.is_called()) return false;
-  executor_.drop();
-  try {
-    throw_if_failed();
-  } catch (...) {
-    const auto submitted = submitted_.lock();
-    PendingOperations& pending = submitted->pending;
-    // Ranks that differ in an operation are told that, also by one whose end has failed the group meanwhile.
-    const std::unordered_map<uint64_t, OperationPtr> logged = pending.logged();
-    for (const auto& [request_slot, operation] : logged) pending.settle(*operation);
-    pending.fail_all(std::current_exception());
-  }
-  negotiation_.segment().ring_all();
-  return true;
 }
 
 void Group::housekeep() {
@@ -249,55 +180,10 @@ std::string Group::algorithm(Kind kind, size_t nbytes, DType dtype, bool registe
   return rr::name(select_movement(forced, kind == Kind::kBroadcast, registered && can_be_direct(kind)));
 }
 
-// Executor lock held, the engine is gone.
 void Group::leave(const std::vector<Group*>& groups, const std::string& cause) {
-  for (Group* group : groups) {
-    write_text(group->control_.cause(group->rank_).text, cause);
-    group->mark_left(Attendance::kShutDown);
-  }
-  std::vector<GroupRelay*> relays;
-  for (Group* group : groups) relays.push_back(&group->relay_);
-  GroupRelay::close(relays, Attendance::kShutDown);
-  for (Group* group : groups) group->fail_as_shut_down();
-}
-
-void Group::end() {
-  executor_.close();
-  {
-    const auto submitted = submitted_.lock();
-    parts_.is_removed = true;
-    submitted->pending.fail_all(std::make_exception_ptr(
-        ShutdownError(here() + "] the process set was removed while this operation was pending")));
-    ring(*bells_.wait[static_cast<size_t>(rank_)]);
-  }
-  mark_left(Attendance::kRemoved);
-  // Other hosts may not have heard yet that this one has agreed.
-  GroupRelay::close({&relay_}, Attendance::kRemoved);
-}
-
-void Group::mark_left(Attendance how) {
-  {
-    const auto submitted = submitted_.lock();
-    const PendingOperations& pending = submitted->pending;
-    if (pending.logged().empty()) control_.line(rank_).cursor.store(kFinished, std::memory_order_release);
-    for (int r = 0; r < size(); ++r) control_.messages_sent(rank_, r).store(pending.messages().sent(r));
-  }
-  control_.line(rank_).attendance.store(how, std::memory_order_release);
-}
-
-void Group::fail_as_shut_down() {
-  // Its full fence: whoever reads what is written to registered memory from here on sees that this rank has left.
-  negotiation_.segment().ring_all();
-  executor_.close();
-  const auto submitted = submitted_.lock();
-  std::exception_ptr error;
-  try {
-    context_.throw_if_shut_down();
-  } catch (...) {
-    error = std::current_exception();
-  }
-  submitted->pending.fail_all(error);
-  ring(*bells_.wait[static_cast<size_t>(rank_)]);
+  std::vector<GroupEnd*> ends;
+  for (Group* group : groups) ends.push_back(&group->end_);
+  GroupEnd::leave(ends, cause);
 }
 
 }  // namespace rr

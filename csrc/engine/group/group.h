@@ -9,8 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "engine/group/group_end.h"
 #include "engine/group/quick_allreduce.h"
 #include "engine/group/submitter.h"
+#include "engine/group/wait/withdrawal.h"
 
 namespace rr {
 
@@ -61,12 +63,12 @@ class Group {
   std::string pending_text(const Operation& operation, double timeout_s) const {
     return waiter_.pending_text(operation, timeout_s);
   }
-  // For a synchronous call that an exception has ended: see Waiter::withdraw().
-  void withdraw(Operation& operation, Interrupt interrupt) { waiter_.withdraw(operation, interrupt); }
-  bool is_under_way(const Operation& operation) const { return waiter_.is_under_way(operation); }
-  void finish_complete(Interrupt interrupt) { waiter_.finish_complete(interrupt); }
+  // For a synchronous call that an exception has ended: see Withdrawal.
+  void withdraw(Operation& operation, Interrupt interrupt) { withdrawal_.withdraw(operation, interrupt); }
+  bool is_under_way(const Operation& operation) const { return withdrawal_.is_under_way(operation); }
+  void finish_complete(Interrupt interrupt) { withdrawal_.finish_complete(interrupt); }
   void fail_as_interrupted(const std::string& operation, const std::string& cause) const {
-    waiter_.fail_as_interrupted(operation, cause);
+    withdrawal_.fail_as_interrupted(operation, cause);
   }
   bool done(Operation& operation) { return waiter_.done(operation); }
   // done(), for a caller that does not wait: gives the operation a push, and the name back once it has finished.
@@ -114,14 +116,9 @@ class Group {
   // This rank leaves all its groups: marks it, fails what is pending here. cause: see RankCause.
   static void leave(const std::vector<Group*>& groups, const std::string& cause);
   // All members have agreed to end the group: fails what is pending here.
-  void end();
+  void end() { end_.remove(); }
 
  private:
-  std::unique_ptr<HostRelay> make_relay();
-  bool fail_pending();
-  void mark_left(Attendance how);
-  void fail_as_shut_down();
-
   Context& context_;
   ControlSegment control_;
   std::vector<int> world_ranks_;
@@ -140,10 +137,14 @@ class Group {
   GroupRelay relay_;
   Executor executor_;
   Watchdog watchdog_;
+  DeadlockWatch deadlock_watch_;
   Waiter waiter_;
+  AnnounceWaiter announce_waiter_;
+  Withdrawal withdrawal_;
   Joining joining_;
   Submitter submitter_;
   QuickAllreduce quick_allreduce_;
+  GroupEnd end_;
 };
 
 }  // namespace rr

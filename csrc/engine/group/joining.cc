@@ -3,7 +3,7 @@
 #include "base/clock.h"
 #include "base/errors.h"
 #include "engine/context.h"
-#include "engine/group/late_operations.h"
+#include "engine/group/wait/late_operations.h"
 #include "negotiation/segment/failure.h"
 #include "operations/recording.h"
 
@@ -16,7 +16,7 @@ int Joining::join(Interrupt interrupt, const std::function<void()>& announce_res
   parts_.throw_if_failed();
   {
     auto submitted = parts_.submitted.lock();
-    waiter_.record_thread(submitted);
+    deadlock_watch_.record_thread(submitted);
     parts_.throw_if_removed();
     if (called_.load() != 0) {
       throw InvalidArgumentError("rank " + std::to_string(parts_.from.rank) + "/" + std::to_string(parts_.from.size()) +

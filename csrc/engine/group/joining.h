@@ -5,13 +5,14 @@
 #include <cstdint>
 #include <functional>
 
-#include "engine/group/waiter.h"
+#include "engine/group/wait/waiter.h"
 
 namespace rr {
 
 class Joining {
  public:
-  Joining(const GroupParts& parts, Waiter& waiter) : parts_(parts), waiter_(waiter) {}
+  Joining(const GroupParts& parts, Waiter& waiter, DeadlockWatch& deadlock_watch)
+      : parts_(parts), waiter_(waiter), deadlock_watch_(deadlock_watch) {}
 
   // Blocks until all ranks have joined, and returns the one that joined last. announce_rest: announces what has been
   // called on a GPU. A call that was interrupted is taken up by the next one.
@@ -35,6 +36,7 @@ class Joining {
 
   const GroupParts& parts_;
   Waiter& waiter_;
+  DeadlockWatch& deadlock_watch_;
   // Set under the lock of what is submitted, and read without it where an old value does no harm.
   std::atomic<uint32_t> called_{0};      // 1: a thread is in join(); it takes that back without the lock
   std::atomic<bool> has_joined_{false};  // this rank has told the others, and they have not all joined

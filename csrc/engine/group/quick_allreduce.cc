@@ -34,7 +34,7 @@ bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Red
   std::copy(std::begin(src.dims), std::end(src.dims), signature.dims);
 
   auto submitted = parts_.submitted.lock();
-  waiter_.record_thread(submitted);
+  deadlock_watch_.record_thread(submitted);
   joining_.throw_if_closed(Kind::kAllreduce);
   if (!submitted->pending.unnamed().has_room(eager)) return false;
   const uint64_t number = submitted->calls.record(Kind::kAllreduce, nullptr);

@@ -10,8 +10,9 @@ namespace rr {
 
 class QuickAllreduce {
  public:
-  QuickAllreduce(const GroupParts& parts, const GroupRelay& relay, Waiter& waiter, const Joining& joining)
-      : parts_(parts), relay_(relay), waiter_(waiter), joining_(joining) {}
+  QuickAllreduce(const GroupParts& parts, const GroupRelay& relay, Waiter& waiter, DeadlockWatch& deadlock_watch,
+                 const Joining& joining)
+      : parts_(parts), relay_(relay), waiter_(waiter), deadlock_watch_(deadlock_watch), joining_(joining) {}
 
   // True when it has been done. False when it cannot be done so (then submit it).
   bool run(const TensorView& src, const TensorView& dst, const Reduction& reduction, Interrupt interrupt, Codec codec);
@@ -40,6 +41,7 @@ class QuickAllreduce {
   const GroupParts& parts_;
   const GroupRelay& relay_;
   Waiter& waiter_;
+  DeadlockWatch& deadlock_watch_;
   const Joining& joining_;
 };
 

@@ -76,7 +76,7 @@ void Submitter::announce(const OperationPtr& operation, const Request& request, 
   const bool eager = operation->quick && operation->signature.nbytes > kInlineNbytes;
 
   auto submitted = parts_.submitted.lock();
-  waiter_.record_thread(submitted, request.is_from_queue);
+  deadlock_watch_.record_thread(submitted, request.is_from_queue);
   // The queue announces what was called before join(). A thread that waits for room here may find that another has
   // joined.
   const auto check_open = [&] {
@@ -89,7 +89,7 @@ void Submitter::announce(const OperationPtr& operation, const Request& request, 
   parts_.context.deadlock_timeout().record_call();
   add(parts_.from.stats.operations, 1);
   if (request.name == nullptr) {
-    waiter_.wait_for_window(submitted, eager, *operation, interrupt);
+    announce_waiter_.wait_for_window(submitted, eager, *operation, interrupt);
     check_open();
     return submitted->pending.announce_unnamed(operation, payload, nbytes, eager && gives_data);
   }
@@ -101,7 +101,7 @@ void Submitter::announce(const OperationPtr& operation, const Request& request, 
     if (log_full) executor_.retry_append();
     return has_room;
   };
-  if (!announced(submitted->pending)) waiter_.wait_for_name(submitted, *operation, interrupt, announced);
+  if (!announced(submitted->pending)) announce_waiter_.wait_for_name(submitted, *operation, interrupt, announced);
 }
 
 void Submitter::check_peer(int peer, bool outgoing) const {

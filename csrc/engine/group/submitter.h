@@ -4,14 +4,20 @@
 #include <memory>
 
 #include "engine/group/joining.h"
+#include "engine/group/wait/announce_waiter.h"
 
 namespace rr {
 
 class Submitter {
  public:
-  Submitter(const GroupParts& parts, Executor& executor, const GroupRelay& relay, Waiter& waiter,
-            const Joining& joining)
-      : parts_(parts), executor_(executor), relay_(relay), waiter_(waiter), joining_(joining) {}
+  Submitter(const GroupParts& parts, Executor& executor, const GroupRelay& relay, DeadlockWatch& deadlock_watch,
+            AnnounceWaiter& announce_waiter, const Joining& joining)
+      : parts_(parts),
+        executor_(executor),
+        relay_(relay),
+        deadlock_watch_(deadlock_watch),
+        announce_waiter_(announce_waiter),
+        joining_(joining) {}
 
   OperationPtr submit(const Request& request, Interrupt interrupt);
   void check_request(const Request& request) const;  // throws what submit() would, as far as this rank can tell
@@ -26,7 +32,8 @@ class Submitter {
   const GroupParts& parts_;
   Executor& executor_;
   const GroupRelay& relay_;
-  Waiter& waiter_;
+  DeadlockWatch& deadlock_watch_;
+  AnnounceWaiter& announce_waiter_;
   const Joining& joining_;
 };
 

@@ -1,5 +1,5 @@
-// What a job shows of its ranks, in the world's segment, to the sampler of their host (engine/wait_sampler.h) and to
-// other processes of the same user that look on (segment_view.h). No rank of the job reads it to decide anything.
+// What a job shows of its ranks, in the world's segment, to the sampler of their host (engine/late/wait_sampler.h) and
+// to other processes of the same user that look on (segment_view.h). No rank of the job reads it to decide anything.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,7 @@ struct SegmentIdentity {
 };
 static_assert(sizeof(SegmentIdentity) == 128);
 
-// What a thread of the rank waits for, as others sample it (engine/wait_sampler.h): a hint. Of a rank with several
+// What a thread of the rank waits for, as others sample it (engine/late/wait_sampler.h): a hint. Of a rank with several
 // threads that wait it tells of one, the main thread if that waits. The world's is used, for all groups.
 struct WaitLine {
   static constexpr uint64_t kOther =

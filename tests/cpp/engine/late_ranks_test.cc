@@ -1,5 +1,5 @@
 // Which ranks make the others wait again and again: the judgement on samples, and what the sampler counts.
-#include "engine/late_ranks.h"
+#include "engine/late/late_ranks.h"
 #include "doctest/doctest.h"
 #include "support/loopback_links.h"
 

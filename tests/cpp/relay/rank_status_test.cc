@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 #include "doctest/doctest.h"
-#include "engine/status_answers.h"
+#include "engine/late/status_answers.h"
 #include "operations/usual_waits.h"
 #include "support/loopback_links.h"
 

@@ -1,10 +1,10 @@
 // Which links between hosts are slow: the judgement on what they carry while they are busy, and how that is sampled.
-#include "engine/slow_links.h"
+#include "engine/late/slow_links.h"
 
 #include <functional>
 
 #include "doctest/doctest.h"
-#include "engine/link_records.h"
+#include "engine/late/link_records.h"
 #include "engine/remote_link.h"
 #include "support/ranks.h"
 

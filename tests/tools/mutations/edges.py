@@ -50,7 +50,7 @@ ROWS = (
     ),
     Mutation(
         "link-records",
-        "csrc/engine/link_records.cc",
+        "csrc/engine/late/link_records.cc",
         "record.nbytes = links[i].nbytes - last_[i].nbytes;",
         "record.nbytes = links[i].nbytes;",
         ("slow_links_test",),

@@ -5,7 +5,7 @@ from mutations.row import Mutation
 ROWS = (
     Mutation(
         "handed-over",
-        "csrc/engine/group/waiter.cc",
+        "csrc/engine/group/wait/waiter.cc",
         "if (parts.is_busy() || parts.context.is_in_transit()) parts.context.wait_loop().wake_engine();",
         "if (parts.is_busy()) parts.context.wait_loop().wake_engine();",
         ("in_transit_test::a call that returns",),
@@ -21,7 +21,7 @@ ROWS = (
     ),
     Mutation(
         "dead-lock-holder",
-        "csrc/engine/group/watchdog.cc",
+        "csrc/engine/group/wait/watchdog.cc",
         "  parts_.context.peers().look();\n  parts_.members.fail_if_dead();\n  fail_if_unresponsive();",
         "  parts_.context.peers().look();\n  fail_if_unresponsive();",
         ("lock_holder_test::a rank that has died",),
@@ -29,7 +29,7 @@ ROWS = (
     ),
     Mutation(
         "stopped-lock-holder",
-        "csrc/engine/group/watchdog.cc",
+        "csrc/engine/group/wait/watchdog.cc",
         "  parts_.members.fail_if_dead();\n  fail_if_unresponsive();\n",
         "  parts_.members.fail_if_dead();\n",
         ("lock_holder_test::timeout: a rank that was stopped",),
@@ -93,7 +93,7 @@ ROWS = (
     ),
     Mutation(
         "waiter-of-another-thread",
-        "csrc/engine/group/waiter.cc",
+        "csrc/engine/group/wait/deadlock_watch.cc",
         "record_thread(submitted);  // another thread may have",
         "// another thread may have",
         ("negotiation_test::a rank whose only waiting thread",),

@@ -35,7 +35,7 @@ ROWS = (
     ),
     Mutation(
         "full-log-left-behind",
-        "csrc/engine/group/watchdog.cc",
+        "csrc/engine/group/wait/watchdog.cc",
         "if (!is_decided && parts_.negotiation.requests().complete(operation->ticket)) executor_.retry_append();",
         "",
         ("failure_test::what found no room in the log",),
@@ -64,7 +64,7 @@ ROWS = (
     ),
     Mutation(
         "verdict-without-a-limit",
-        "csrc/engine/group/waiter.cc",
+        "csrc/engine/group/wait/deadlock_watch.cc",
         "  if (parts_.context.timeout_s() <= 0) return;\n",
         "",
         ("deadlock_timeout_test::deadlock without proof: not where",),
@@ -177,20 +177,20 @@ ROWS = (
     ),
     Mutation(
         "verdict-on-threads-to-come",
-        "csrc/engine/group/waiter.cc",
-        "blocked || !parts_.context.calling_threads().has_others()",
+        "csrc/engine/group/wait/deadlock_watch.cc",
+        "is_blocked || !parts_.context.calling_threads().has_others()",
         "true",
         ("negotiation_test::a rank whose process has a thread",),
-        objects=("waiter.cc",),
+        objects=("deadlock_watch.cc",),
         limit_s=20,
     ),
     Mutation(
         "interrupted-call-stands",
-        "csrc/engine/group/waiter.cc",
+        "csrc/engine/group/wait/withdrawal.cc",
         "    if (try_withdraw(operation)) return;\n",
         "    if (is_pending()) return;\n",
         ("withdrawal_test::withdrawal: what not all ranks",),
-        objects=("waiter.cc",),
+        objects=("withdrawal.cc",),
         limit_s=20,
     ),
     Mutation(
@@ -203,7 +203,7 @@ ROWS = (
     ),
     Mutation(
         "wait",
-        "csrc/engine/group/waiter.cc",
+        "csrc/engine/group/wait/waiter.cc",
         "  operation.wanted.store(true, std::memory_order_relaxed);\n  if (!done(operation)) {\n    // A rank",
         "  if (!operation.quick) return true;\n  if (!done(operation)) {\n    // A rank",
         ("negotiation_test",),
@@ -254,7 +254,7 @@ ROWS = (
     ),
     Mutation(
         "set-outlives-the-world",
-        "csrc/engine/group/watchdog.cc",
+        "csrc/engine/group/wait/watchdog.cc",
         "  if (!has_failed(world)) return;\n",
         "  return;\n",
         ("leave_hosts_test::a process set fails with the world",),
@@ -270,7 +270,7 @@ ROWS = (
     ),
     Mutation(
         "left-rank",
-        "csrc/engine/group/watchdog.cc",
+        "csrc/engine/group/wait/watchdog.cc",
         "  parts_.members.fail_if_left(operation);\n",
         "",
         ("failure_test::a rank that leaves cleanly",),

@@ -307,7 +307,7 @@ ROWS = (
     ),
     Mutation(
         "leave-in-turn",
-        "csrc/engine/group/group.cc",
+        "csrc/engine/group/group_end.cc",
         "  GroupRelay::close(relays, Attendance::kShutDown);\n",
         "  for (GroupRelay* relay : relays) GroupRelay::close({relay}, Attendance::kShutDown);\n",
         ("leave_hosts_test::a leader leaves all",),
@@ -321,9 +321,9 @@ ROWS = (
     ),
     Mutation(
         "set-channels",
-        "csrc/engine/group/group.cc",
-        "return context.remote_link(world_rank, channel_of(id, channel));",
-        "return context.remote_link(world_rank, channel_of(0 * id, channel));",
+        "csrc/engine/group/group_links.cc",
+        "channel_of(id, channel)",
+        "channel_of(0 * id, channel)",
         ("hosts_test::groups come and go",),
         limit_s=15,
     ),
@@ -386,7 +386,7 @@ ROWS = (
     ),
     Mutation(
         "look-that-takes-nothing",
-        "csrc/engine/group/waiter.cc",
+        "csrc/engine/group/wait/waiter.cc",
         "if (is_pending && (!operation.quick || relay_.exists()))",
         "if (is_pending && !operation.quick)",
         ("hand_over_hosts_test::a look at",),
@@ -423,7 +423,7 @@ ROWS = (
     ),
     Mutation(
         "overlooked",
-        "csrc/engine/group/waiter.cc",
+        "csrc/engine/group/wait/waiter.cc",
         "    relay_.hand_over();\n    overlooked_ns = now;\n",
         "    overlooked_ns = now;\n",
         ("hand_over_hosts_test::a rank that waits for what",),

@@ -1,4 +1,4 @@
-#include "engine/group/late_operations.h"
+#include "engine/group/wait/late_operations.h"
 
 #include <algorithm>
 #include <cctype>

@@ -22,9 +22,9 @@
 
 #include "base/guarded.h"
 #include "engine/groups.h"
-#include "engine/late_ranks.h"
-#include "engine/link_records.h"
-#include "engine/slow_links.h"
+#include "engine/late/late_ranks.h"
+#include "engine/late/link_records.h"
+#include "engine/late/slow_links.h"
 #include "negotiation/rank_status.h"
 #include "os/process_state.h"
 

@@ -1,4 +1,4 @@
-#include "engine/link_records.h"
+#include "engine/late/link_records.h"
 
 namespace rr {
 namespace {

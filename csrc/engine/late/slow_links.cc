@@ -1,4 +1,4 @@
-#include "engine/slow_links.h"
+#include "engine/late/slow_links.h"
 
 #include <algorithm>
 #include <limits>

@@ -1,4 +1,4 @@
-#include "engine/wait_sampler.h"
+#include "engine/late/wait_sampler.h"
 
 #include <unistd.h>
 

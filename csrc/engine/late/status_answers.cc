@@ -1,4 +1,4 @@
-#include "engine/status_answers.h"
+#include "engine/late/status_answers.h"
 
 #include <unistd.h>
 
@@ -15,7 +15,7 @@ constexpr auto kSample = std::chrono::milliseconds(100);
 // Python's main thread gives up its lock every 5 ms where it can.
 constexpr int64_t kPatienceNs = 1'000'000'000;
 // Then another rank of the host answers: later than the rank itself would, and in time for who asks
-// (group/late_operations.cc).
+// (group/wait/late_operations.cc).
 constexpr int64_t kSilentNs = 1'600'000'000;
 constexpr double kStopS = 2;
 }  // namespace

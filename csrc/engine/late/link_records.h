@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/slow_links.h"
+#include "engine/late/slow_links.h"
 #include "recorder/recorder.h"
 
 namespace rr {

@@ -1,4 +1,4 @@
-#include "engine/late_ranks.h"
+#include "engine/late/late_ranks.h"
 
 #include <algorithm>
 #include <utility>

@@ -9,7 +9,7 @@
 #include "base/clock.h"
 #include "engine/group/executor.h"
 #include "engine/group/group_relay.h"
-#include "engine/group/late_operations.h"
+#include "engine/group/wait/late_operations.h"
 
 namespace rr {
 

@@ -1,4 +1,4 @@
-#include "engine/group/watchdog.h"
+#include "engine/group/wait/watchdog.h"
 
 #include <algorithm>
 

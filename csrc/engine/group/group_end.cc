@@ -1,0 +1,84 @@
+#include "engine/group/group_end.h"
+
+#include <exception>
+#include <unordered_map>
+
+#include "base/errors.h"
+#include "base/text.h"
+#include "engine/context.h"
+
+namespace rr {
+
+bool GroupEnd::fail_pending() {
+  if (counts_.operations.load(std::memory_order_relaxed) == 0 && !joining_.is_called()) return false;
+  executor_.drop();
+  try {
+    parts_.throw_if_failed();
+  } catch (...) {
+    const auto submitted = parts_.submitted.lock();
+    PendingOperations& pending = submitted->pending;
+    // Ranks that differ in an operation are told that, also by one whose end has failed the group meanwhile.
+    const std::unordered_map<uint64_t, OperationPtr> logged = pending.logged();
+    for (const auto& [request_slot, operation] : logged) pending.settle(*operation);
+    pending.fail_all(std::current_exception());
+  }
+  parts_.negotiation.segment().ring_all();
+  return true;
+}
+
+void GroupEnd::leave(const std::vector<GroupEnd*>& ends, const std::string& cause) {
+  std::vector<GroupRelay*> relays;
+  for (GroupEnd* end : ends) {
+    write_text(end->parts_.control().cause(end->parts_.from.rank).text, cause);
+    end->mark_left(Attendance::kShutDown);
+    relays.push_back(&end->relay_);
+  }
+  GroupRelay::close(relays, Attendance::kShutDown);
+  for (GroupEnd* end : ends) end->fail_as_shut_down();
+}
+
+void GroupEnd::remove() {
+  executor_.close();
+  {
+    const auto submitted = parts_.submitted.lock();
+    parts_.is_removed = true;
+    submitted->pending.fail_all(std::make_exception_ptr(
+        ShutdownError(parts_.from.here() + "] the process set was removed while this operation was pending")));
+    ring_own();
+  }
+  mark_left(Attendance::kRemoved);
+  // Other hosts may not have heard yet that this one has agreed.
+  GroupRelay::close({&relay_}, Attendance::kRemoved);
+}
+
+void GroupEnd::mark_left(Attendance how) const {
+  const ControlSegment& control = parts_.control();
+  const int rank = parts_.from.rank;
+  {
+    const auto submitted = parts_.submitted.lock();
+    const PendingOperations& pending = submitted->pending;
+    if (pending.logged().empty()) control.line(rank).cursor.store(kFinished, std::memory_order_release);
+    for (int r = 0; r < control.size(); ++r) control.messages_sent(rank, r).store(pending.messages().sent(r));
+  }
+  control.line(rank).attendance.store(how, std::memory_order_release);
+}
+
+void GroupEnd::fail_as_shut_down() {
+  // Its full fence: whoever reads what is written to registered memory from here on sees that this rank has left.
+  parts_.negotiation.segment().ring_all();
+  executor_.close();
+  const auto submitted = parts_.submitted.lock();
+  std::exception_ptr error;
+  try {
+    parts_.context.throw_if_shut_down();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  submitted->pending.fail_all(error);
+  ring_own();
+}
+
+// This rank's threads that wait.
+void GroupEnd::ring_own() const { ring(*parts_.from.bells[static_cast<size_t>(parts_.from.rank)]); }
+
+}  // namespace rr
