@@ -1,5 +1,7 @@
 #include "base/config.h"
 
+#include <locale.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <map>
@@ -121,16 +123,22 @@ std::string lower(std::string text) {
   return text;
 }
 
+// strtod() in the C locale: a program may have set one that writes 2,5.
+double to_number(const char* text, char** end = nullptr) {
+  static const locale_t c_locale = ::newlocale(LC_NUMERIC_MASK, "C", nullptr);
+  return ::strtod_l(text, end, c_locale);
+}
+
 double parse_number(const Knob& knob, const KnobValue& given) {
   const std::string range = knob.range;
-  const double low = std::strtod(range.c_str(), nullptr);
-  const double high = std::strtod(range.c_str() + range.find("..") + 2, nullptr);
+  const double low = to_number(range.c_str(), nullptr);
+  const double high = to_number(range.c_str() + range.find("..") + 2, nullptr);
   char* end = nullptr;
-  double value = std::strtod(given.value.c_str(), &end);
+  double value = to_number(given.value.c_str(), &end);
   // Horovod's number, which may be 0, is of what is remembered. Ours is of what is in flight too, where fewer names
   // than by default could stop a script that runs there.
   if (given.origin == "HOROVOD_CACHE_CAPACITY" && *end == '\0' && value >= 0)
-    value = std::clamp(value, std::strtod(knob.fallback, nullptr), high);
+    value = std::clamp(value, to_number(knob.fallback, nullptr), high);
   if (given.value.empty() || *end != '\0' || !(value >= low && value <= high)) {
     throw InvalidArgumentError(given.origin + "=" + given.value + ": expected a number in " + range + " (" + knob.unit +
                                "), " + knob.meaning);

@@ -1,7 +1,5 @@
 #include "engine/context.h"
 
-#include <unistd.h>
-
 #include <functional>
 
 #include "base/errors.h"
@@ -38,8 +36,7 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
       hostname_(std::move(hostname)),
       settings_(Settings::from_environment()),
       plan_(plan),
-      timeout_s_(timeout_s < 0 ? settings_.timeout_s : timeout_s),
-      own_timeout_(timeout_s >= 0),
+      timeout_(timeout_s, settings_.timeout_s),
       log_(settings_.log_level, rank),
       kernels_(rr::kernels(std::string_view(settings_.isa))),
       segments_(std::move(segments)),
@@ -47,7 +44,7 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
       network_(std::move(network)),
       peers_(pidfds, network_.reader),
       gpu_(*this, executor_, network_.device_messages),
-      world_memory_(Fd::duplicate(fd)),
+      presence_(fd, rank),
       groups_(executor_, network_, gpu_),
       wait_loop_({groups_, gpu_, network_, settings_.spin_us,
                   [this] {
@@ -86,7 +83,7 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
         WaitSampler::From{groups_, peers_, remote_links_, statuses(), log_, *recording_.recorder,
                           settings_.late_warning_percent / 100, [] { return Context::alive() == 1; }});
   }
-  hold_presence(world().control());  // nothing fails from here on: who holds it and goes has not left
+  presence_.hold(peers_);  // nothing fails from here on
   engine_ = start_thread([this] { run_guarded("engine", [this] { wait_loop_.run_engine(); }); });
 }
 
@@ -162,7 +159,7 @@ void Context::shutdown(const std::string& why) {
   }
   if (answers_ != nullptr) answers_->stop();
   if (network_.reader != nullptr) network_.reader->leave();
-  world_memory_.reset();
+  presence_.close();
   peers_.drop();
 }
 
@@ -173,11 +170,6 @@ std::string Context::lost_text(const std::string& why) const {
 void Context::fail_as_lost(const std::string& why) {
   if (is_shut_down()) return;  // it has said why, and others may still finish what it has finished
   fail_groups(FatalKind::kPeerLost, lost_text(why));
-}
-
-std::string Context::timeout_text() const {
-  const bool is_own = own_timeout_.load(std::memory_order_relaxed);  // not the knob's
-  return (is_own ? "the group's timeout of " : "RINGREDUCE_TIMEOUT=") + seconds_text(timeout_s()) + " s";
 }
 
 void Context::fail_groups(FatalKind kind, const std::string& text) { groups_.fail(kind, text); }
@@ -223,45 +215,9 @@ void Context::monitor_leaders(const Group& group) {
   network_.reader->monitor(leaders);
 }
 
-void Context::identify_world(const ControlSegment& control, const Hosts& hosts) const {
-  RankFacts& facts = control.facts(rank_);
-  facts.pid = ::getpid();
-  facts.plan_hash = plan_.hash;
-  write_text(facts.hostname, hostname_);
-  if (hosts.leader_here() != rank_) return;
-  for (int rank = 0; rank < control.size(); ++rank) {
-    const size_t at = static_cast<size_t>(rank);
-    control.facts(rank).host = hosts.of[at];
-    control.facts(rank).job_rank = recording_.job_ranks.empty() ? rank : recording_.job_ranks[at];
-  }
-  SegmentIdentity& identity = control.identity();
-  identity.layout = layout_hash();
-  identity.size = control.size();
-  identity.hosts = hosts.count();
-  identity.host = hosts.mine;
-  write_text(identity.context, recording_.context);
-  identity.magic.store(SegmentIdentity::kMagic, std::memory_order_release);
-}
-
-void Context::hold_presence(const ControlSegment& control) {
-  const auto is_expected = [&control](int rank) {
-    return control.facts(rank).is_held.load() != 0 && control.line(rank).attendance.load() == Attendance::kPresent;
-  };
-  if (peers_.hold(world_memory_.get(), rank_, is_expected)) control.facts(rank_).is_held.store(1);
-}
-
 void Context::forget_after_fork() {
   peers_.close();
-  world_memory_.reset();
-}
-
-void Context::tell_wait(uint64_t wait, const std::string& text, const std::vector<int>& missing) {
-  WaitText told = {};
-  told.wait = wait;
-  write_text(told.text, text);
-  for (const int rank : missing) told.missing.set(rank);
-  const std::lock_guard lock(telling_wait_);
-  world_control_->wait_text(rank_).write(told);
+  presence_.close();
 }
 
 std::string Context::deadlock_text() const {

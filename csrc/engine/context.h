@@ -12,34 +12,20 @@
 
 #include "base/config.h"
 #include "base/stats.h"
+#include "engine/context_options.h"
 #include "engine/groups.h"
 #include "engine/late/status_answers.h"
 #include "engine/late/wait_sampler.h"
+#include "engine/operation_timeout.h"
 #include "engine/peer_watch.h"
+#include "engine/rank_presence.h"
 #include "engine/remote_link.h"
 #include "engine/wait_loop.h"
 #include "operations/calling_threads.h"
-#include "os/fd.h"
 #include "os/segments.h"
 #include "transport/network.h"
 
 namespace rr {
-
-// Where a context's operations are recorded, and what it is called there.
-struct Recording {
-  std::shared_ptr<Recorder> recorder;  // of the process; null: one of its own, that nobody reads
-  std::string context;         // the same on all its ranks, and no other context's of the job; "": the job's own
-  std::vector<int> job_ranks;  // by its ranks; empty: they are the job's
-};
-
-// Sizes that `ringreduce tune` has measured, from a plan file (ringreduce/plan.py). They are the same on all ranks.
-struct TuningPlan {
-  static constexpr uint64_t kUnusable = UINT64_MAX;  // this rank has a file that is no plan, or none for this job
-
-  uint64_t hash = 0;        // of the file; 0: there is none
-  size_t chunk_nbytes = 0;  // of the staging area
-  size_t eager_nbytes = 0;  // 0 on several hosts, where the limit is part of what int8 and fp16 round
-};
 
 class Context {
  public:
@@ -69,7 +55,6 @@ class Context {
   void run_guarded(const char* thread, const std::function<void()>& body);
   // The same for a process that an exception ends at once, with all that is under way.
   void fail_as_lost(const std::string& why);
-  int world_memory() const { return world_memory_.get(); }  // the descriptor; -1 after shutdown()
   void forget_after_fork();  // in a forked child, which may do nothing else with it: closes descriptors
   bool is_shut_down() const { return shut_down_.load(std::memory_order_acquire); }
 
@@ -79,12 +64,9 @@ class Context {
   int rank() const { return rank_; }
   const Settings& settings() const { return settings_; }
   const TuningPlan& plan() const { return plan_; }
-  double timeout_s() const { return timeout_s_.load(std::memory_order_relaxed); }  // of operations; 0 = never
-  std::string timeout_text() const;                                                // the limit and where it comes from
-  void set_timeout_s(double timeout_s) {
-    own_timeout_.store(true, std::memory_order_relaxed);
-    timeout_s_.store(timeout_s, std::memory_order_relaxed);
-  }
+  double timeout_s() const { return timeout_.seconds(); }  // of operations; 0 = never
+  std::string timeout_text() const { return timeout_.text(); }
+  void set_timeout_s(double timeout_s) { timeout_.set(timeout_s); }
   const Log& log() const { return log_; }
   const Kernels& kernels() const { return kernels_; }
   const SegmentRegistry& segments() const { return *segments_; }
@@ -106,8 +88,7 @@ class Context {
   std::shared_ptr<Group> shared(Group& group) { return groups_.shared(group); }
   Bell& wait_bell(int world_rank) const { return world_control_->wait_bell(world_rank); }
   WaitLine& wait_line() const { return world_control_->wait_line(rank_); }
-  // For who looks on: what this rank waits for in its so many-th wait (WaitLine), and which world ranks it misses.
-  void tell_wait(uint64_t wait, const std::string& text, const std::vector<int>& missing);
+  RankPresence& presence() { return presence_; }
   Bell& engine_bell(int world_rank) const { return world_control_->engine_bell(world_rank); }
   // By the world's constructor, before another thread or group knows of this context.
   void publish_world(const ControlSegment& control) {
@@ -115,7 +96,9 @@ class Context {
     wait_loop_.use_world(control, rank_);
   }
   // By the same, once it knows where the ranks are: for who looks on.
-  void identify_world(const ControlSegment& control, const Hosts& hosts) const;
+  void identify_world(const ControlSegment& control, const Hosts& hosts) {
+    presence_.identify(control, hosts, {hostname_, recording_.context, recording_.job_ranks, plan_.hash});
+  }
 
   WaitLoop& wait_loop() { return wait_loop_; }
   CallingThreads& calling_threads() { return calling_threads_; }
@@ -135,15 +118,13 @@ class Context {
   std::string lost_text(const std::string& why) const;
   void start_reader();
   void print_warnings();
-  void hold_presence(const ControlSegment& control);
   void monitor_leaders(const Group& group);
 
   int rank_;
   std::string hostname_;
   Settings settings_;
   const TuningPlan plan_;
-  std::atomic<double> timeout_s_;
-  std::atomic<bool> own_timeout_;
+  OperationTimeout timeout_;
   Log log_;
   const Kernels& kernels_;
   std::shared_ptr<SegmentRegistry> segments_;
@@ -155,9 +136,7 @@ class Context {
   std::mutex executor_;  // whose holder may call Group::progress(), and sees the list of groups
   RankDevice gpu_;
   const ControlSegment* world_control_ = nullptr;
-  // By which another process finds the job and reads the world's segment (segment_view.h).
-  Fd world_memory_;
-  std::mutex telling_wait_;
+  RankPresence presence_;
   RemoteLinks remote_links_;
   CallingThreads calling_threads_;
   Groups groups_;

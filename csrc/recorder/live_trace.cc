@@ -1,6 +1,6 @@
 #include "recorder/live_trace.h"
 
-#include <cstdio>
+#include <cstdlib>
 
 #include "recorder/json_text.h"
 
@@ -21,9 +21,9 @@ void LiveTrace::add_names(const std::vector<std::pair<uint32_t, std::string>>& n
 void LiveTrace::add_event(const std::string& event) { text_ += ",\n" + event; }
 
 std::string LiveTrace::time_text(int64_t ns) const {
-  char text[40];
-  std::snprintf(text, sizeof text, "%.3f", static_cast<double>(ns) * 1e-3);
-  return text;
+  const int64_t size_ns = std::abs(ns);  // no %f: a program's locale may write a comma, which ends a number of JSON
+  const std::string fraction = std::to_string(1000 + size_ns % 1000).substr(1);
+  return (ns < 0 ? "-" : "") + std::to_string(size_ns / 1000) + "." + fraction;
 }
 
 size_t LiveTrace::process_of(const std::string& operation) {

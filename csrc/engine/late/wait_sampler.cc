@@ -32,8 +32,6 @@ constexpr int64_t kJudgeNs = 200'000'000;
 constexpr int64_t kLinksNs = 1'000'000'000;
 constexpr int64_t kAnswerNs = 3'000'000'000;    // a rank of another host has so long to say where it stands
 constexpr int64_t kSampleMostNs = 500'000'000;  // a sample that is later stands for no more: nobody looked
-constexpr int64_t kLatelyNs = 5'000'000'000;    // of looks at a late rank: half of them is forgotten then
-constexpr size_t kLooksMost = 4;                // at late ranks, each time: a look reads a file of /proc
 
 size_t candidates(const Hosts& hosts) {
   return hosts.here().size() + (hosts.is_first() ? static_cast<size_t>(hosts.count()) - 1 : 0);
@@ -46,8 +44,7 @@ WaitSampler::WaitSampler(const From& from)
       late_ranks_(static_cast<size_t>(world_.size()), candidates(world_.hosts()), from.late_share),
       slow_links_(from.late_share),
       link_records_(from.recorder, world_.recorded_group(), world_.control(), world_.hosts()),
-      doing_(static_cast<size_t>(world_.size())),
-      pids_(static_cast<size_t>(world_.size())),
+      activity_(world_, from.peers),
       random_(static_cast<uint32_t>(now_ns())) {
   try {
     thread_ = start_thread([this] { run(); });
@@ -106,7 +103,7 @@ void WaitSampler::sample() {
     control.score(late.rank).late_ns.fetch_add(dt_ns, std::memory_order_relaxed);
   control.header().sampled_at_ns.store(now, std::memory_order_relaxed);
   control.header().sampled_ns.fetch_add(dt_ns, std::memory_order_release);
-  if (look_at(seen) && pause(kAgainNs)) look_at(waits());
+  if (activity_.look(seen.late) && pause(kAgainNs)) activity_.look(waits().late);
   late_ranks_.add(now, dt_ns, std::move(seen.late));
   tell_of_asked(now);
   if (now - judged_ns_ >= kJudgeNs) judge(now);
@@ -159,43 +156,9 @@ WaitSampler::SeenWait WaitSampler::seen_wait(int rank) {
   const uint64_t slot = line.slot.load(std::memory_order_acquire);
   if (slot == 0) return {};
   const bool is_main_thread = line.is_main_thread.load(std::memory_order_relaxed) != 0;
-  if (!is_main_thread && is_main_thread_on_cpu(pid_of(rank))) return {};
+  if (!is_main_thread && is_main_thread_on_cpu(activity_.pid_of(rank))) return {};
   if (slot > world_.control().request_slot_count()) return {true, world_.id(), {}};
   return {true, line.group.load(std::memory_order_relaxed), {slot - 1, line.tag.load(std::memory_order_relaxed)}};
-}
-
-int WaitSampler::pid_of(int rank) {
-  int& pid = pids_[static_cast<size_t>(rank)];
-  if (pid == 0) pid = rank == world_.rank() ? ::getpid() : from_.peers.pid_of(rank);
-  return pid;
-}
-
-bool WaitSampler::look_at(const Waits& waits) {
-  bool is_any_new = false;
-  size_t looks = 0;
-  for (const LateRanks::Late& late : waits.late) {
-    if (!is_here(late.rank)) continue;
-    const int pid = pid_of(late.rank);
-    if (pid == 0 || ++looks > kLooksMost) continue;
-    const ProcessTimes times = times_of(pid);
-    const int64_t now = now_ns();
-    Doing& doing = doing_[static_cast<size_t>(late.rank)];
-    if (doing.operation == late.operation) {
-      doing.looked_for_ns += now - doing.looked_ns;
-      doing.sums.cpu_ns += times.cpu_ns - doing.times.cpu_ns;
-      doing.sums.queued_ns += times.queued_ns - doing.times.queued_ns;
-    } else {
-      is_any_new = true;
-    }
-    if (doing.looked_for_ns > kLatelyNs) {
-      doing.looked_for_ns /= 2;
-      doing.sums = {doing.sums.cpu_ns / 2, doing.sums.queued_ns / 2};
-    }
-    doing.operation = late.operation;
-    doing.looked_ns = now;
-    doing.times = times;
-  }
-  return is_any_new;
 }
 
 void WaitSampler::judge(int64_t now_ns) {
@@ -205,7 +168,7 @@ void WaitSampler::judge(int64_t now_ns) {
   std::string here;
   if (from_.is_only_context()) {
     for (const LateRanks::Found& found : late_ranks_.late_now(now_ns)) {
-      if (is_here(found.rank)) here += (here.empty() ? "" : "; ") + text_of(found) + "; " + doing_text(found.rank);
+      if (is_here(found.rank)) here += (here.empty() ? "" : "; ") + text_of(found) + "; " + activity_.text(found.rank);
     }
   }
   show(here);
@@ -265,7 +228,7 @@ void WaitSampler::tell(const LateRanks::Found& found) {
     asked_.push_back({found, from_.statuses.ask(found.rank), now_ns()});
     return;
   }
-  from_.log.warning(world_.here() + "] " + text_of(found) + "; " + doing_text(found.rank));
+  from_.log.warning(world_.here() + "] " + text_of(found) + "; " + activity_.text(found.rank));
 }
 
 void WaitSampler::tell_of_asked(int64_t now_ns) {
@@ -287,22 +250,6 @@ std::string WaitSampler::text_of(const LateRanks::Found& found) const {
          " is late: in the last " + seconds_text(found.window_s) + " s the others waited for it " +
          std::to_string(static_cast<int>(100 * found.share)) + " % of the time, in " +
          std::to_string(found.operations) + " operations";
-}
-
-std::string WaitSampler::doing_text(int rank) const {
-  constexpr int kQueued = 25;  // percent of the time: that is why it is late
-  constexpr int kOnCpu = 50;
-  const Doing& doing = doing_[static_cast<size_t>(rank)];
-  if (doing.looked_for_ns == 0) return "what it did meanwhile was not seen";
-  const int used = percent(doing.sums.cpu_ns, doing.looked_for_ns);
-  const int queued = percent(doing.sums.queued_ns, doing.looked_for_ns);
-  const std::string core = std::to_string(used) + " % of a core";
-  if (queued >= kQueued) {
-    return "its cores are taken: meanwhile it used " + core + ", and waited for one " + std::to_string(queued) +
-           " % of the time";
-  }
-  if (used >= kOnCpu) return "it was on CPU meanwhile (" + core + ")";
-  return "meanwhile it waited itself, for input, a disk, a lock or a device (" + core + ")";
 }
 
 }  // namespace rr

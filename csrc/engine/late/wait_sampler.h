@@ -22,11 +22,11 @@
 
 #include "base/guarded.h"
 #include "engine/groups.h"
+#include "engine/late/late_activity.h"
 #include "engine/late/late_ranks.h"
 #include "engine/late/link_records.h"
 #include "engine/late/slow_links.h"
 #include "negotiation/rank_status.h"
-#include "os/process_state.h"
 
 namespace rr {
 
@@ -65,14 +65,6 @@ class WaitSampler {
     int group = 0;
     Ticket ticket;  // tag 0: for something else than an operation
   };
-  // What a late rank did between two looks within one operation.
-  struct Doing {
-    uint64_t operation = 0;
-    int64_t looked_ns = 0;
-    ProcessTimes times;
-    int64_t looked_for_ns = 0;  // lately, and what was counted in it
-    ProcessTimes sums;
-  };
   struct Asked {
     LateRanks::Found found;
     uint64_t question = 0;
@@ -85,7 +77,6 @@ class WaitSampler {
   Waits waits();
   SeenWait seen_wait(int rank);
   bool is_here(int rank) const { return world_.hosts().is_here(rank); }
-  bool look_at(const Waits& waits);  // true: a rank is late that was not in this operation
   void judge(int64_t now_ns);
   void show(const std::string& late_here);
   void judge_links(int64_t now_ns);
@@ -94,8 +85,6 @@ class WaitSampler {
   void tell(const LateRanks::Found& found);
   void tell_of_asked(int64_t now_ns);
   std::string text_of(const LateRanks::Found& found) const;
-  std::string doing_text(int rank) const;
-  int pid_of(int rank);
 
   const From from_;
   const Group& world_;
@@ -103,8 +92,7 @@ class WaitSampler {
   SlowLinks slow_links_;
   LinkRecords link_records_;
   Guarded<std::string> late_here_;
-  std::vector<Doing> doing_;  // by world rank
-  std::vector<int> pids_;     // by world rank; 0: not asked yet
+  LateActivity activity_;
   std::vector<Asked> asked_;  // of other hosts, whose answers go into the warning
   std::minstd_rand random_;
   int64_t looked_ns_ = 0;

@@ -32,7 +32,7 @@ void identify(SegmentIdentity& identity, int size) {
 TEST_CASE("segment view: a rank that waits says in which operation and for whom, one that computes does not") {
   const Environment environment = {{"RINGREDUCE_LATE_WARNING", "0"}};
   CHECK_NOTHROW(run_ranks(3, [](Rank& rank) {
-    SegmentView view(rank.context.world_memory());
+    SegmentView view(rank.context.presence().memory());
     sum_now(rank, rank.world, 1000, 1);
     barrier(rank.world);
     if (rank.rank == 2) {
@@ -68,7 +68,7 @@ TEST_CASE("what is shown of a rank: nothing before it has come, because it may b
 
 TEST_CASE("segment view: of a wait for a message it tells which, and what was said of an earlier wait is not told") {
   CHECK_NOTHROW(run_ranks(2, [](Rank& rank) {
-    SegmentView view(rank.context.world_memory());
+    SegmentView view(rank.context.presence().memory());
     Floats data(1);
     for (int turn = 0; turn < 2; ++turn) {
       if (rank.rank == 0) {
@@ -92,7 +92,7 @@ TEST_CASE("segment view: of a wait for a message it tells which, and what was sa
 
 TEST_CASE("segment view: on the first host it shows the ranks of all hosts, on another one its own") {
   CHECK_NOTHROW(run_hosts({0, 1, 1}, [](Rank& rank) {
-    SegmentView view(rank.context.world_memory());
+    SegmentView view(rank.context.presence().memory());
     sum_now(rank, rank.world, 1000, 1);
     if (rank.rank == 0) {
       SegmentView::Snapshot seen;
@@ -122,7 +122,7 @@ TEST_CASE("segment view: on the first host it shows the ranks of all hosts, on a
 
 TEST_CASE("segment view: who has left, and why, and how the job has failed") {
   CHECK_NOTHROW(run_ranks(2, [](Rank& rank) {
-    const Fd memory = Fd::duplicate(rank.context.world_memory());
+    const Fd memory = Fd::duplicate(rank.context.presence().memory());
     SegmentView view(memory.get());
     if (rank.rank == 1) {
       barrier(rank.world);

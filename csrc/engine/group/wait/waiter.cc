@@ -12,7 +12,8 @@
 
 namespace rr {
 namespace {
-constexpr int64_t kToldNs = 2'000'000'000;  // hosts tell each other of an operation after a second (kLateS in group_links.cc)
+constexpr int64_t kToldNs =
+    2'000'000'000;  // hosts tell each other of an operation after a second (kLateS in group_links.cc)
 constexpr int64_t kQuickToldNs = 300'000'000;  // of a quick one at once, or when an engine that sleeps looks around
 constexpr int64_t kOverlookedNs = 500'000;     // so long a leader that is at work may not look at its ranks' notes
 constexpr double kEndS = 10.0;  // a group that has failed waits so long for who uses an operation's memory
@@ -94,7 +95,8 @@ bool Waiter::wait_until_finished(Operation& operation, double timeout_s, Interru
   const bool goes_on = timeout_s >= 0 && (group_timeout_s <= 0 || timeout_s < group_timeout_s - age_s());
   const auto tick = [&] {
     watchdog_.check(operation);
-    if (shown.is_shown()) parts_.context.tell_wait(shown.number(), call_text(operation), missing_for_sure(operation));
+    if (shown.is_shown())
+      parts_.context.presence().tell_wait(shown.number(), call_text(operation), missing_for_sure(operation));
     if (operation.ticket.tag == 0) return;
     if (!goes_on)
       deadlock_watch_.look_for_timeout(
