@@ -8,13 +8,13 @@
 #include <sys/types.h>
 
 #include <cstddef>
-#include <exception>
 #include <memory>
 #include <mutex>
-#include <string>
-#include <vector>
 
+#include "transport/mpi/mpi_errors.h"
 #include "transport/mpi/mpi_library.h"
+#include "transport/mpi/mpi_message.h"
+#include "transport/mpi/mpi_pending_messages.h"
 #include "transport/network.h"
 
 namespace rr {
@@ -25,27 +25,6 @@ inline constexpr int kTagPromised = 32767;
 constexpr int device_tag(int group) { return group * (kChannels + 2) + kChannels + 1; }
 constexpr int link_tag(int channel) { return channel + group_of(channel); }
 constexpr int most_group(int tag_ub) { return (tag_ub - (kChannels + 1)) / (kChannels + 2); }  // the highest id
-
-// One message: memory for its bytes, and the request that uses it while MPI has it.
-struct MpiMessage {
-  static constexpr size_t kHeaderNbytes = 8;  // the payload behind it is aligned to 64 bytes, for the kernels
-  explicit MpiMessage(size_t nbytes);         // header included; at most INT_MAX
-  // In somebody else's memory, such as a GPU's: no header, and nothing here touches it.
-  MpiMessage(std::byte* data, size_t nbytes, std::shared_ptr<void> keep);
-  std::byte* begin() const { return elsewhere != nullptr ? elsewhere : memory.get() + 64 - kHeaderNbytes; }
-
-  std::unique_ptr<std::byte, void (*)(std::byte*)> memory;
-  size_t nbytes;
-  std::byte* elsewhere = nullptr;
-  std::shared_ptr<void> keep;
-  // The communicator's, under the library's mutex.
-  enum class State { kIdle, kSending, kReceiving, kWithdrawn } state = State::kIdle;
-  std::exception_ptr failure;  // of one that has failed
-  MpiHandle request;
-  MpiEnvelope envelope = {};
-  size_t place = 0;
-};
-using MpiMessagePtr = std::shared_ptr<MpiMessage>;
 
 // Thread-safe; calls of all communicators of a library exclude each other. Calls throw PeerLostError where MPI says
 // that a process has failed, InternalError with MPI's own text for any other code, and ShutdownError after close() and
@@ -91,22 +70,13 @@ class MpiCommunicator {
   static constexpr double kDrainS = 1.0;
 
  private:
-  using State = MpiMessage::State;
-  std::string where() const;
-  void check(int code, const std::string& call) const;
-  void check_finalized() const;
   void require_open() const;
-  void throw_unheard();
   void duplicate(const MpiHandle& comm, double timeout_s, void (*interrupt)());
-  void started(const MpiMessagePtr& message, State state, int code, const char* call);
-  void remove(const MpiMessagePtr& message);
-  void ended(const MpiMessagePtr& message, const MpiDone& how);
-  bool is_stale() const;
-  void sweep();
   // True when no message of the communicator is under way any more, or waits for this rank.
   bool drain(std::unique_lock<std::mutex>& lock, double drain_s);
 
   std::shared_ptr<MpiLibrary> library_;
+  MpiErrors errors_;
   MpiHandle comm_;
   MpiHandle byte_;
   const int tag_ub_;
@@ -116,16 +86,7 @@ class MpiCommunicator {
   pid_t owner_;
   // Under the library's mutex.
   bool closed_ = false;
-  std::vector<MpiMessagePtr> pending_;  // whatever MPI has; each knows its place
-  size_t sending_ = 0;                  // of them
-  size_t withdrawn_ = 0;
-  std::exception_ptr unheard_;      // a failure of which test() has not told yet
-  std::vector<uint64_t> sent_;      // messages, by peer
-  std::vector<uint64_t> received_;  // likewise
-  int64_t swept_ns_ = 0;
-  bool has_news_ = false;  // a message was started since
-  std::vector<MpiHandle> requests_;
-  std::vector<MpiDone> done_;
+  MpiPendingMessages pending_;
 };
 
 }  // namespace rr

@@ -192,8 +192,9 @@ ROWS = (
     Mutation(
         "mpi-failure-of-another",
         "csrc/transport/mpi/mpi_communicator.cc",
-        "  if (message->failure == nullptr) return message->state == State::kIdle;\n",
-        "  throw_unheard();\n  if (message->failure == nullptr) return message->state == State::kIdle;\n",
+        "  if (message->failure == nullptr) return message->state == MpiMessage::State::kIdle;\n",
+        "  pending_.throw_unheard();\n"
+        "  if (message->failure == nullptr) return message->state == MpiMessage::State::kIdle;\n",
         ("mpi_test::mpi: a link does not hear of another",),
     ),
     Mutation(
@@ -369,28 +370,28 @@ ROWS = (
     ),
     Mutation(
         "withdrawal",
-        "csrc/transport/mpi/mpi_communicator.cc",
-        '    check(library_->cancel(message->request), "MPI_Cancel");\n  } catch',
-        "  } catch",
+        "csrc/transport/mpi/mpi_pending_messages.cc",
+        '  errors_.check(library_.cancel(message->request), "MPI_Cancel");\n',
+        "",
         ("mpi_test",),
     ),
     Mutation(
         "mpi-unread-messages",
         "csrc/transport/mpi/mpi_communicator.cc",
-        "return exchange->sent_here == received_;",
+        "return exchange->sent_here == pending_.received();",
         "return true;",
         ("mpi_test::mpi: close does not free",),
     ),
     Mutation(
         "mpi-failure-of-another-link",
-        "csrc/transport/mpi/mpi_communicator.cc",
+        "csrc/transport/mpi/mpi_pending_messages.cc",
         "    message->failure = std::current_exception();\n",
         "",
         ("mpi_test::mpi: each link hears",),
     ),
     Mutation(
         "mpi-taken-back-is-come",
-        "csrc/transport/mpi/mpi_communicator.cc",
+        "csrc/transport/mpi/mpi_pending_messages.cc",
         "    if (how.is_cancelled) {",
         "    if (false) {",
         ("mpi_test::mpi: after close a link",),
@@ -404,7 +405,7 @@ ROWS = (
     ),
     Mutation(
         "mpi-cancelled-receives",
-        "csrc/transport/mpi/mpi_communicator.cc",
+        "csrc/transport/mpi/mpi_pending_messages.cc",
         "&& !how.is_cancelled",
         "",
         ("mpi_test::mpi: close frees",),
