@@ -1,19 +1,15 @@
 #include "operations/pending_operations.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/errors.h"
 #include "negotiation/segment/failure.h"
 #include "operations/moved_bytes.h"
+#include "operations/quick_result.h"
 #include "operations/recording.h"
 
 namespace rr {
 namespace {
-
-bool is_pending(const Operation& operation) {
-  return operation.state.load(std::memory_order_acquire) == State::kPending;
-}
 
 void end(const Resources& from, Operation& operation, State state, std::exception_ptr error = nullptr) {
   record_end(from, operation, state == State::kFailed);
@@ -23,30 +19,7 @@ void end(const Resources& from, Operation& operation, State state, std::exceptio
   operation.state.store(state, std::memory_order_release);
 }
 
-// Where the data of a rank's request are: in the request slot, or in the eager buffer that the request slot names.
-const std::byte* data_of(const Resources& from, Ticket ticket, int rank, size_t nbytes) {
-  const std::byte* payload = from.control.payload(ticket.request_slot, rank);
-  if (nbytes <= kInlineNbytes) return payload;
-  uint64_t buffer;
-  std::memcpy(&buffer, payload, sizeof buffer);
-  return from.control.eager(rank, static_cast<size_t>(buffer));
-}
-
 }  // namespace
-
-void reduce_requests(const Resources& from, Ticket ticket, const RankMask& participants, const Reduction& reduction,
-                     const std::byte* src, std::byte* dst, size_t count) {
-  const size_t nbytes = count * itemsize(reduction.dtype);
-  const void* few[64];  // 32 KB of stack for all ranks that there may be would not stay in the cache
-  std::vector<const void*> many(from.size() > 64 ? static_cast<size_t>(from.size()) : 0);
-  const void** const srcs = many.empty() ? few : many.data();
-  size_t nsrc = 0;
-  for (int r = 0; r < from.size(); ++r) {
-    if (participants.test(r)) srcs[nsrc++] = r == from.rank ? src : data_of(from, ticket, r, nbytes);
-  }
-  void* out = dst;
-  from.kernels.reduce(reduction, srcs, nsrc, &out, 1, count);
-}
 
 PendingOperations::PendingOperations(const Resources& from, Negotiation& negotiation,
                                      std::vector<std::unique_ptr<Link>> message_links, PendingCounts& counts)
@@ -62,7 +35,7 @@ bool PendingOperations::announce_named(const OperationPtr& operation, const void
   operation->ticket =
       negotiation_.announce_named(operation->name, operation->signature, payload, nbytes, !operation->quick, log_full);
   if (operation->ticket.tag == 0) return false;
-  by_name_[operation->name] = operation;
+  named_.add(operation);
   add_logged(operation);
   return true;
 }
@@ -100,35 +73,17 @@ void PendingOperations::receive(const OperationPtr& operation, int peer, int tag
   counts_.operations.fetch_add(1);
 }
 
-// A name is free once its operation has been waited for, polled done, or has ended with nobody holding its handle, or
-// none that will be waited for.
 void PendingOperations::free_name(const std::string& name) {
-  const auto busy = by_name_.find(name);
-  if (busy == by_name_.end()) return;
-  Operation& operation = *busy->second;
-  if (operation.quick && is_pending(operation)) try_finish_quick(operation);
-  if (operation.discard) settle(operation);
-  if (is_pending(operation) || (busy->second.use_count() > 1 && !operation.discard)) {
-    throw InvalidArgumentError(
-        "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is "
-        "currently "
-        "being processed.  If you want to request another tensor, use a different tensor name. (" +
-        from_.where(operation) +
-        (operation.discard ? "; an exception ended its call, and not all ranks have called it since)" : ")"));
-  }
-  by_name_.erase(busy);
-}
-
-void PendingOperations::give_back_name(const Operation& operation) {
-  const auto busy = by_name_.find(operation.name);
-  if (busy != by_name_.end() && busy->second.get() == &operation) by_name_.erase(busy);
-}
-
-void PendingOperations::give_back_dropped_names() {
-  for (auto named = by_name_.begin(); named != by_name_.end();) {
-    const bool is_dropped = !is_pending(*named->second) && named->second.use_count() == 1;
-    named = is_dropped ? by_name_.erase(named) : std::next(named);
-  }
+  const Operation* const busy = named_.free(name, [this](Operation& operation) {
+    if (operation.quick && is_pending(operation)) try_finish_quick(operation);
+    if (operation.discard) settle(operation);
+  });
+  if (busy == nullptr) return;
+  throw InvalidArgumentError(
+      "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is currently "
+      "being processed.  If you want to request another tensor, use a different tensor name. (" +
+      from_.where(*busy) +
+      (busy->discard ? "; an exception ended its call, and not all ranks have called it since)" : ")"));
 }
 
 std::vector<OperationPtr> PendingOperations::oldest_first() const {
@@ -137,14 +92,10 @@ std::vector<OperationPtr> PendingOperations::oldest_first() const {
     if (operation != nullptr && is_pending(*operation)) operations.push_back(operation);
   };
   unnamed_.for_each([&](Ticket, const OperationPtr& operation) { add(operation); });
-  for (const auto& [name, operation] : by_name_) add(operation);
+  named_.for_each(add);
   std::sort(operations.begin(), operations.end(),
             [](const OperationPtr& a, const OperationPtr& b) { return a->number < b->number; });
   return operations;
-}
-
-bool PendingOperations::has_named() const {
-  return std::any_of(by_name_.begin(), by_name_.end(), [](const auto& named) { return is_pending(*named.second); });
 }
 
 OperationPtr PendingOperations::waiting_for(int rank) const {
@@ -174,7 +125,7 @@ void PendingOperations::push_unnamed() {
 }
 
 void PendingOperations::push_named() {
-  for (auto& [name, operation] : by_name_) push(*operation);
+  named_.for_each([&](const OperationPtr& operation) { push(*operation); });
 }
 
 // In a group that has failed nobody decides anything more. There a rank whose request differs from the others' raises
@@ -192,7 +143,7 @@ bool PendingOperations::try_finish_quick(Operation& operation) {
     return true;
   }
   if (operation.recorded.timeline != 0) record_start(operation, now_ns());
-  if (!operation.discard) compute_quick(operation, participants);
+  if (!operation.discard) compute_quick(from_, operation, participants);
   add(from_.stats.one_shot, 1);
   succeed(operation);
   return true;
@@ -217,16 +168,6 @@ void PendingOperations::refuse(Operation& operation, const RankMask& participant
   const std::string text =
       negotiation_.requests().mismatch(operation.ticket, participants) + " " + from_.where(operation);
   fail(operation, std::make_exception_ptr(MismatchError(text)));
-}
-
-void PendingOperations::compute_quick(Operation& operation, const RankMask& participants) const {
-  const Signature& s = operation.signature;
-  if (operation.kind == Kind::kAllreduce) {
-    reduce_requests(from_, operation.ticket, participants, reduction_of(s, from_.size()), operation.srcs[0].data,
-                    operation.dsts[0].data, operation.srcs[0].count);
-  } else if (operation.kind == Kind::kBroadcast && s.root != from_.rank && s.nbytes != 0) {
-    std::memcpy(operation.dsts[0].data, data_of(from_, operation.ticket, s.root, s.nbytes), s.nbytes);
-  }
 }
 
 // The peers may reuse what this rank has announced and read.
@@ -273,11 +214,11 @@ void PendingOperations::fail_all(const std::exception_ptr& error) {
     if (is_pending(operation)) end(from_, operation, State::kFailed, error);
   };
   for (auto& [request_slot, operation] : logged_) fail_pending(*operation);
-  for (auto& [name, operation] : by_name_) fail_pending(*operation);
+  named_.for_each([&](const OperationPtr& operation) { fail_pending(*operation); });
   for (const OperationPtr& operation : unnamed_.drain()) fail_pending(*operation);
   for (const OperationPtr& operation : messages_.drain()) fail_pending(*operation);
   logged_.clear();
-  by_name_.clear();
+  named_.clear();
   counts_.operations.store(0);
   counts_.messages.store(0);
 }
@@ -319,16 +260,15 @@ void PendingOperations::withdraw() {
     fail(*operation, error);
   });
   unnamed_.skip_to(verdict.unnamed);  // a rank that has gone on since may be further ahead by now
-  for (auto named = by_name_.begin(); named != by_name_.end();) {
-    Operation& operation = *named->second;
+  named_.remove_if([&](const OperationPtr& operation) {
     const bool is_void =
-        is_pending(operation) && from_.control.head(operation.ticket.request_slot, from_.rank).tag.load() == 0;
+        is_pending(*operation) && from_.control.head(operation->ticket.request_slot, from_.rank).tag.load() == 0;
     if (is_void) {
-      end(from_, operation, State::kFailed, error);
-      remove_logged(operation);
+      end(from_, *operation, State::kFailed, error);
+      remove_logged(*operation);
     }
-    named = is_void ? by_name_.erase(named) : std::next(named);
-  }
+    return is_void;
+  });
 }
 
 }  // namespace rr

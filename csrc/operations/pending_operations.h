@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "operations/named_operations.h"
 #include "operations/point_to_point.h"
 #include "operations/unnamed_window.h"
 #include "planner/resources.h"
@@ -24,11 +25,6 @@ struct PendingCounts {
   std::atomic<uint32_t> operations{0};  // of the log, and messages
   std::atomic<uint32_t> messages{0};
 };
-
-// Folds a quick all-reduce in rank order, straight from the request slots or eager buffers; this rank's own input comes
-// from its tensor.
-void reduce_requests(const Resources& from, Ticket ticket, const RankMask& participants, const Reduction& reduction,
-                     const std::byte* src, std::byte* dst, size_t count);
 
 class PendingOperations {
  public:
@@ -45,15 +41,11 @@ class PendingOperations {
   void send(const OperationPtr& operation, int peer, int tag);
   void receive(const OperationPtr& operation, int peer, int tag);  // peer: also kAnyPeer
   const PointToPoint& messages() const { return messages_; }
-  // Its operation has ended, and its result or error has been handed over.
-  void give_back_name(const Operation& operation);
-  // Gives back the names of operations that have ended and whose handles are gone.
-  void give_back_dropped_names();
+  NamedOperations& named() { return named_; }
 
   // --- looking
   const std::unordered_map<uint64_t, OperationPtr>& logged() const { return logged_; }  // by request slot
   std::vector<OperationPtr> oldest_first() const;                                       // but for messages
-  bool has_named() const;
   // The oldest operation that `rank`, of the group, has not announced; null: none.
   OperationPtr waiting_for(int rank) const;
   // Whether something of the log needs no rank's call any more.
@@ -91,7 +83,6 @@ class PendingOperations {
   void push(Operation& operation);
   bool is_settled(const Operation& operation, RankMask& participants) const;
   void refuse(Operation& operation, const RankMask& participants);
-  void compute_quick(Operation& operation, const RankMask& participants) const;
   void consume(Operation& operation);
 
   const Resources& from_;
@@ -99,7 +90,7 @@ class PendingOperations {
   PendingCounts& counts_;
   UnnamedWindow unnamed_;
   PointToPoint messages_;
-  std::unordered_map<std::string, OperationPtr> by_name_;
+  NamedOperations named_;
   std::unordered_map<uint64_t, OperationPtr> logged_;
 };
 

@@ -67,7 +67,7 @@ void Joining::drain() {
     pending.withdraw_if_void();
     pending.push_unnamed();
     pending.push_named();
-    if (pending.has_named() || !pending.unnamed().is_empty() || !pending.logged().empty()) return;
+    if (pending.named().is_any_pending() || !pending.unnamed().is_empty() || !pending.logged().empty()) return;
   }
   if (parts_.control().header().joined_count.load() != static_cast<uint32_t>(parts_.from.size())) return;
   has_drained_ = true;

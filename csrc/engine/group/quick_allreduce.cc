@@ -6,6 +6,7 @@
 #include "base/errors.h"
 #include "engine/context.h"
 #include "operations/moved_bytes.h"
+#include "operations/quick_result.h"
 #include "operations/recording.h"
 
 namespace rr {

@@ -187,7 +187,7 @@ bool Waiter::poll(Operation& operation) {
 }
 
 void Waiter::give_back_name(const Operation& operation) {
-  if (!operation.name.empty()) parts_.submitted.lock()->pending.give_back_name(operation);
+  if (!operation.name.empty()) parts_.submitted.lock()->pending.named().give_back(operation);
 }
 
 void Waiter::wait_until(const std::function<bool()>& done, Interrupt interrupt, const std::function<void()>& tick) {

@@ -161,7 +161,7 @@ void Watchdog::look() {
     const bool is_decided = parts_.negotiation.requests().is_decided(operation->ticket);
     if (!is_decided && parts_.negotiation.requests().complete(operation->ticket)) executor_.retry_append();
   }
-  pending.give_back_dropped_names();
+  pending.named().give_back_dropped();
 }
 
 }  // namespace rr
