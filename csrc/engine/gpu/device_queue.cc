@@ -1,12 +1,11 @@
-// DeviceQueue: what the callers' threads do. device_thread.cc has the queue's own.
 #include "engine/gpu/device_queue.h"
 
 #include <algorithm>
 #include <chrono>
+#include <thread>
 
 #include "base/errors.h"
 #include "engine/context.h"
-#include "os/thread.h"
 
 namespace rr {
 namespace {
@@ -27,59 +26,16 @@ class Waiting {
   std::atomic<int>& count_;
 };
 
-std::exception_ptr removed(const DeviceOperation& operation) {
-  return std::make_exception_ptr(ShutdownError("the process set of " + list_of(operation.group->ranks()) +
-                                               " was removed while '" + operation.name + "' was pending on the GPU"));
-}
-
 }  // namespace
-
-bool is_automatic_name(const std::string& name) {
-  const size_t dot = name.rfind('.');
-  const size_t start = std::char_traits<char>::length(kAutomaticPrefix);
-  if (name.rfind(kAutomaticPrefix, 0) != 0 || dot < start || dot + 1 == name.size()) return false;
-  return name.find_first_not_of("0123456789", dot + 1) == std::string::npos;
-}
-
-void Unheard::keep(std::exception_ptr error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& failure) {
-    log_.warning(std::string("an operation on GPU memory has failed, and nobody asked for its outcome: ") +
-                 failure.what());
-  }
-  const std::lock_guard lock(mutex_);
-  if (first_ == nullptr) first_ = std::move(error);
-}
-
-void Unheard::raise() {
-  std::exception_ptr error;
-  {
-    const std::lock_guard lock(mutex_);
-    std::swap(error, first_);
-  }
-  if (error != nullptr) std::rethrow_exception(error);
-}
-
-// Fatal errors come up anyway.
-DeviceOperation::~DeviceOperation() {
-  if (state.load() == State::kFailed && error != nullptr && !error_is_fatal && !was_asked.load()) unheard->keep(error);
-}
 
 DeviceQueue::DeviceQueue(Context& context, std::shared_ptr<Device> device)
     : context_(context),
       device_(std::move(device)),
       unheard_(std::make_shared<Unheard>(context.log())),
-      staging_(device_),
-      thread_(start_thread([this] { context_.run_guarded("GPU queue", [this] { run(); }); })) {}
+      pending_(context),
+      thread_(context, device_, pending_) {}
 
 DeviceQueue::~DeviceQueue() { stop(); }
-
-// Requests come when streams get there, in any order, so an unnamed operation gets a name: the number of the call.
-// It cannot be a user's (python/calls.cc refuses such names).
-std::string DeviceQueue::automatic_name(const Group& group, Kind kind) {
-  return kAutomaticPrefix + std::string(rr::name(kind)) + "." + std::to_string(unnamed_[{group.id(), kind}]++);
-}
 
 DeviceOperationPtr DeviceQueue::make(Group& group, std::vector<Stream> streams) {
   context_.throw_if_shut_down();
@@ -109,64 +65,54 @@ DeviceOperationPtr DeviceQueue::submit(Group& group, const Request& request, std
   operation->request = request;
   operation->request.is_from_queue = true;
   group.record_caller();
-  {
-    const std::lock_guard lock(mutex_);
-    if (request.name != nullptr) {
-      const auto latest = latest_.find({&group, *request.name});
-      if (latest != latest_.end()) {
-        if (latest->second->waiting.load() == 0) {
-          throw InvalidArgumentError(
-              "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is "
-              "currently being processed.  If you want to request another tensor, use a different tensor name. ('" +
-              *request.name + "' on the GPU: synchronize its handle first)");
-        }
-        operation->before = latest->second->shared_from_this();
-      }
-      operation->name = *request.name;
-    } else {
-      operation->name = automatic_name(group, request.kind);
-    }
-    operation->request.name = &operation->name;
-    enqueue_locked(operation);
-  }
-  wake();
+  pending_.add_collective(operation, request.name);
+  thread_.wake();
   return operation;
 }
 
-void DeviceQueue::enqueue_locked(const DeviceOperationPtr& operation) {
-  if (is_stopped_) context_.throw_if_shut_down();
-  all_[operation.get()] = operation;
-  latest_[{operation->group.get(), operation->name}] = operation.get();
-  submitted_.push_back(operation);
-  has_submitted_.store(true);
+DeviceOperationPtr DeviceQueue::message(Group& group, DeviceTask task, const TensorView& tensor, int peer, int tag,
+                                        std::shared_ptr<void> keep, std::vector<Stream> streams) {
+  DeviceOperationPtr operation = make(group, std::move(streams));
+  group.check_peer(peer, task == DeviceTask::kSend);
+  operation->task = task;
+  operation->peer = peer;
+  operation->tag = tag;
+  (task == DeviceTask::kSend ? operation->request.srcs : operation->request.dsts).push_back(tensor);
+  operation->request.keep = std::move(keep);
+  // Whoever has this name waits for the one before it: messages between two ranks arrive in the order sent, whatever
+  // their tags. The group never hears of the name.
+  operation->name = std::string(task == DeviceTask::kSend ? "send to" : "recv from") + " rank " +
+                    (peer == kAnyPeer ? "any" : std::to_string(group.ranks()[static_cast<size_t>(peer)]));
+  pending_.add_message(operation);
+  thread_.wake();
+  return operation;
+}
+
+DeviceOperationPtr DeviceQueue::copy(const TensorView& src, const TensorView& dst, std::shared_ptr<void> keep,
+                                     std::vector<Stream> streams) {
+  DeviceOperationPtr operation = make(context_.world(), std::move(streams));
+  operation->task = DeviceTask::kCopy;
+  operation->request.srcs.push_back(src);
+  operation->request.dsts.push_back(dst);
+  operation->request.keep = std::move(keep);
+  pending_.add_copy(operation);
+  thread_.wake();
+  return operation;
 }
 
 void DeviceQueue::rethrow(DeviceOperation& operation) {
-  std::exception_ptr error;
-  {
-    const std::lock_guard lock(mutex_);
-    if (operation.state.load(std::memory_order_acquire) == State::kFailed) error = operation.error;
-  }
+  const std::exception_ptr error = pending_.error_of(operation);
   if (error == nullptr) return;
   operation.was_asked.store(true);
   std::rethrow_exception(error);
 }
 
-bool DeviceQueue::done(const DeviceOperation& operation) const {
-  return operation.state.load(std::memory_order_acquire) != State::kPending;
-}
-
 void DeviceQueue::await_announced(Group& group, Interrupt interrupt) {
-  wake();
+  thread_.wake();
   const auto are_announced = [&] {
     group.throw_if_failed();
     context_.throw_if_shut_down();
-    const std::lock_guard lock(mutex_);
-    return std::none_of(all_.begin(), all_.end(), [&](const auto& item) {
-      const DeviceOperation& operation = *item.first;
-      const bool counts = operation.group.get() == &group && operation.task == DeviceTask::kCollective;
-      return counts && operation.inner == nullptr && !done(operation);
-    });
+    return pending_.are_announced(group);
   };
   context_.wait_loop().wait_until(
       are_announced, [&] { return group.has_work(); }, Deadline::never(), interrupt, false, [] {});
@@ -174,7 +120,7 @@ void DeviceQueue::await_announced(Group& group, Interrupt interrupt) {
 
 bool DeviceQueue::wait(DeviceOperation& operation, double timeout_s, Interrupt interrupt) {
   const Waiting waiting(operation.waiting);
-  wake();
+  thread_.wake();
   Group& group = *operation.group;
   const bool in_time =
       context_.wait_loop().wait_until([&] { return done(operation); }, [&] { return group.has_work(); },
@@ -202,79 +148,28 @@ void DeviceQueue::withdraw(DeviceOperation& operation, Interrupt interrupt) {
   }
 }
 
-OperationPtr DeviceQueue::inner(const DeviceOperation& operation) const {
-  const std::lock_guard lock(mutex_);
-  return operation.inner;
-}
-
-bool DeviceQueue::has(int group_id, const std::string& name) const {
-  const std::lock_guard lock(mutex_);
-  return std::any_of(all_.begin(), all_.end(),
-                     [&](const auto& item) { return item.first->group_id == group_id && item.first->name == name; });
-}
-
-bool DeviceQueue::has_waiting(const Group* group) const {
-  const std::lock_guard lock(mutex_);
-  return std::any_of(all_.begin(), all_.end(), [&](const auto& item) {
-    if (group != nullptr && item.first->group.get() != group) return false;
-    return item.first->state.load() == State::kPending && item.first->waiting.load() != 0;
-  });
-}
-
 void DeviceQueue::drain(double timeout_s, const Group* group) {
   const Deadline deadline = Deadline::after_s(timeout_s);
-  while (!stop_.load() && has_waiting(group) && !deadline.passed()) {
+  while (!thread_.is_stopping() && pending_.has_waiting(group) && !deadline.passed()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
 
-// mutex_ held. What has been reached is the thread's to finish.
-void DeviceQueue::cancel(DeviceOperation& operation, std::exception_ptr error) {
-  operation.error = std::move(error);
-  operation.is_cancelled.store(true);
-}
-
 void DeviceQueue::forget(const Group& group) {
-  {
-    const std::lock_guard lock(mutex_);
-    for (auto& [key, operation] : all_) {
-      if (operation->group.get() == &group) cancel(*operation, removed(*operation));
-    }
-  }
-  wake();
+  pending_.cancel(group);
+  thread_.wake();
 }
 
 void DeviceQueue::stop() {
-  {
-    const std::lock_guard lock(mutex_);
-    if (is_stopped_) return;
-    is_stopped_ = true;
-  }
-  stop_.store(true);
-  wake();
-  if (thread_.joinable()) thread_.join();
+  if (!pending_.stop()) return;
+  thread_.stop();
   std::exception_ptr error;
   try {
     context_.throw_if_shut_down();
   } catch (...) {
     error = std::current_exception();
   }
-  // Work streams may still be copying from and to the memory of these: whoever waits for the GPU keeps it until then.
-  for (const DeviceOperationPtr& operation : active_) {
-    if (operation->copied.has_value()) context_.gpu().keep(operation->request.keep, *operation->copied);
-  }
-  {
-    const std::lock_guard lock(mutex_);
-    const auto left = all_;  // finishing one takes it out
-    for (const auto& [key, operation] : left) {
-      finish_locked(*operation, State::kFailed, error);
-      staging_.retire(std::move(operation->staging));
-    }
-    submitted_.clear();
-    awaited_.clear();
-    ready_.clear();
-    active_.clear();
-  }
+  thread_.fail_all(error);
   context_.wait_loop().wake_callers();
 }
 

@@ -1,4 +1,4 @@
-// DeviceQueue: its thread. Asleep while nothing is in flight; polls while something is.
+#include "engine/gpu/device_thread.h"
 
 #include <sys/prctl.h>
 
@@ -6,7 +6,8 @@
 
 #include "base/errors.h"
 #include "engine/context.h"
-#include "engine/gpu/device_queue.h"
+#include "engine/gpu/device_task.h"
+#include "os/thread.h"
 
 namespace rr {
 namespace {
@@ -20,12 +21,35 @@ constexpr unsigned long kSlackNs = 1000;   // of the timer; the default of 50 us
 constexpr uintptr_t kPerThreadStream = 2;  // CU_STREAM_PER_THREAD: one handle for a stream of each thread
 }  // namespace
 
-void DeviceQueue::run() {
+DeviceThread::DeviceThread(Context& context, const std::shared_ptr<Device>& device, PendingDeviceOperations& pending)
+    : context_(context),
+      pending_(pending),
+      staging_(device),
+      thread_(start_thread([this] { context_.run_guarded("GPU queue", [this] { run(); }); })) {}
+
+void DeviceThread::stop() {
+  stop_.store(true);
+  wake();
+  if (thread_.joinable()) thread_.join();
+}
+
+void DeviceThread::fail_all(const std::exception_ptr& error) {
+  // Work streams may still be copying from and to the memory of these: whoever waits for the GPU keeps it until then.
+  for (const DeviceOperationPtr& operation : active_) {
+    if (operation->copied.has_value()) context_.gpu().keep(operation->request.keep, *operation->copied);
+  }
+  for (const DeviceOperationPtr& operation : pending_.fail_all(error)) staging_.retire(std::move(operation->staging));
+  awaited_.clear();
+  ready_.clear();
+  active_.clear();
+}
+
+void DeviceThread::run() {
   ::prctl(PR_SET_TIMERSLACK, kSlackNs);
   const int64_t spin_ns = static_cast<int64_t>(context_.settings().spin_us * 1000);
   int64_t quiet_since = 0;
   while (!stop_.load(std::memory_order_acquire)) {
-    bool moved = take_submitted();
+    bool moved = pending_.take_submitted(awaited_);
     moved |= start_reached();
     moved |= start_ready();
     moved |= advance();
@@ -50,23 +74,14 @@ void DeviceQueue::run() {
     }
     const SleepScope scope(bell_);
     const uint32_t seen = bell_.seq.load(std::memory_order_seq_cst);
-    if (has_submitted_.load() || stop_.load()) continue;
+    if (pending_.has_submitted() || stop_.load()) continue;
     const int64_t nap_ns = std::min(std::max(quiet_ns / kNapsAWait, kShortestNapNs), kLongestNapNs);
     sleep_on(bell_, seen, idle ? kIdleNs : nap_ns);
   }
 }
 
-bool DeviceQueue::take_submitted() {
-  if (!has_submitted_.load(std::memory_order_acquire)) return false;
-  const std::lock_guard lock(mutex_);
-  has_submitted_.store(false);
-  awaited_.insert(awaited_.end(), submitted_.begin(), submitted_.end());
-  submitted_.clear();
-  return true;
-}
-
 // Operations whose streams have come to them. A stream that has not come to one call has not come to a later one.
-bool DeviceQueue::start_reached() {
+bool DeviceThread::start_reached() {
   bool moved = false;
   std::vector<Stream> behind;
   for (auto it = awaited_.begin(); it != awaited_.end();) {
@@ -101,7 +116,7 @@ bool DeviceQueue::start_reached() {
     it = awaited_.erase(it);
     moved = true;
     if (error != nullptr) {
-      finish(operation, State::kFailed, error);
+      pending_.finish(operation, State::kFailed, error);
     } else {
       ready_.push_back(taken);
     }
@@ -111,7 +126,7 @@ bool DeviceQueue::start_reached() {
 
 // What ends an operation that has not been announced: nothing of ours works on its memory yet. Null: nothing does. Its
 // group fails if the stream takes longer than an operation may; a copy is nobody else's.
-std::exception_ptr DeviceQueue::end_of(const DeviceOperation& operation, bool is_reached) const {
+std::exception_ptr DeviceThread::end_of(const DeviceOperation& operation, bool is_reached) const {
   if (operation.is_cancelled.load()) return operation.error;
   const Group& group = *operation.group;
   const double limit_s = context_.timeout_s();
@@ -132,18 +147,18 @@ std::exception_ptr DeviceQueue::end_of(const DeviceOperation& operation, bool is
 }
 
 // In the order of arrival, but one after the other where they have the same name: the group has a name once.
-bool DeviceQueue::start_ready() {
+bool DeviceThread::start_ready() {
   bool moved = false;
   for (size_t i = 0; i < ready_.size();) {
     DeviceOperation& operation = *ready_[i];
     if (operation.is_cancelled.load()) {
       const DeviceOperationPtr keep = ready_[i];
       ready_.erase(ready_.begin() + static_cast<std::ptrdiff_t>(i));
-      finish(*keep, State::kFailed, keep->error);
+      pending_.finish(*keep, State::kFailed, keep->error);
       moved = true;
       continue;
     }
-    if (operation.before != nullptr && done(*operation.before)) operation.before.reset();
+    if (operation.before != nullptr && is_done(*operation.before)) operation.before.reset();
     const bool is_busy = operation.before != nullptr || busy_.count({operation.group.get(), operation.name}) != 0;
     if (is_busy) {
       ++i;
@@ -155,7 +170,7 @@ bool DeviceQueue::start_ready() {
     try {
       start(operation);
     } catch (const std::exception&) {
-      finish(operation, State::kFailed, std::current_exception());
+      pending_.finish(operation, State::kFailed, std::current_exception());
       continue;
     }
     busy_.insert({operation.group.get(), operation.name});
@@ -164,7 +179,7 @@ bool DeviceQueue::start_ready() {
   return moved;
 }
 
-void DeviceQueue::start(DeviceOperation& operation) {
+void DeviceThread::start(DeviceOperation& operation) {
   if (operation.task == DeviceTask::kCopy) return;
   if (operation.task != DeviceTask::kCollective) {
     const std::vector<TensorView>& tensors =
@@ -174,11 +189,10 @@ void DeviceQueue::start(DeviceOperation& operation) {
   if (operation.task == DeviceTask::kSend) return;
   OperationPtr inner = operation.task == DeviceTask::kReceive ? begin_message(operation)
                                                               : operation.group->submit(operation.request, nullptr);
-  const std::lock_guard lock(mutex_);
-  operation.inner = std::move(inner);
+  pending_.set_inner(operation, std::move(inner));
 }
 
-bool DeviceQueue::advance() {
+bool DeviceThread::advance() {
   if (active_.empty()) return false;
   bool moved = context_.try_progress();
   for (size_t i = 0; i < active_.size();) {
@@ -208,23 +222,22 @@ bool DeviceQueue::advance() {
     } else {
       staging_.retire(std::move(operation.staging));
     }
-    finish(operation, *end, error);
+    pending_.finish(operation, *end, error);
     moved = true;
   }
   return moved;
 }
 
 // An open bucket is closed at once when a thread waits.
-std::optional<State> DeviceQueue::look_at(DeviceOperation& operation, std::exception_ptr& error) {
+std::optional<State> DeviceThread::look_at(DeviceOperation& operation, std::exception_ptr& error) {
   const bool copies_first = operation.task == DeviceTask::kSend || operation.task == DeviceTask::kCopy;
   if (operation.inner == nullptr && copies_first) {
-    if (!copy_on(operation)) return std::nullopt;
+    if (!copy_on(context_, operation)) return std::nullopt;
     if (operation.task == DeviceTask::kCopy) return State::kDone;
     operation.copied.reset();
     if (operation.is_cancelled.load()) return std::nullopt;
     OperationPtr inner = begin_message(operation);
-    const std::lock_guard lock(mutex_);
-    operation.inner = std::move(inner);
+    pending_.set_inner(operation, std::move(inner));
     return std::nullopt;
   }
   Operation& inner = *operation.inner;
@@ -242,34 +255,9 @@ std::optional<State> DeviceQueue::look_at(DeviceOperation& operation, std::excep
   if (operation.task == DeviceTask::kCollective) {
     group.poll(inner);  // gives the name back
   } else if (state == State::kDone && operation.task == DeviceTask::kReceive) {
-    if (!copy_on(operation)) return std::nullopt;
+    if (!copy_on(context_, operation)) return std::nullopt;
   }
   return state;
-}
-
-void DeviceQueue::finish(DeviceOperation& operation, State state, std::exception_ptr error) {
-  DeviceOperationPtr ended;  // outlives the lock
-  {
-    const std::lock_guard lock(mutex_);
-    ended = finish_locked(operation, state, std::move(error));
-  }
-  context_.wait_loop().wake_callers();
-}
-
-// mutex_ held. What the queue had of the operation.
-DeviceOperationPtr DeviceQueue::finish_locked(DeviceOperation& operation, State state, std::exception_ptr error) {
-  DeviceOperationPtr ended = operation.shared_from_this();
-  operation.error = std::move(error);
-  if (operation.error != nullptr) {
-    operation.error_is_fatal = has_failed(operation.group->control()) || context_.is_shut_down() || is_stopped_;
-  }
-  operation.after.clear();
-  operation.request.keep.reset();
-  const auto latest = latest_.find({operation.group.get(), operation.name});
-  if (latest != latest_.end() && latest->second == &operation) latest_.erase(latest);
-  all_.erase(&operation);
-  operation.state.store(state, std::memory_order_release);
-  return ended;
 }
 
 }  // namespace rr
