@@ -10,19 +10,13 @@
 #include <unordered_map>
 
 #include "base/errors.h"
+#include "collective/gpu/ipc_tables.h"
 
 namespace rr {
 namespace {
 
 constexpr size_t kLeastSlice = 32 << 10;  // bytes; for less the launch of a second kernel does not pay
 constexpr size_t kLine = 128;             // bytes: no two GPUs write one line
-
-// What each member says of itself, followed by its operands and its copy requests.
-struct TableHead {
-  DeviceId gpu;
-  uint64_t operands = 0;
-  uint64_t copy_requests = 0;
-};
 
 enum class Mapped : uint64_t { kYes, kNotNow, kNever };
 
@@ -32,32 +26,15 @@ struct MapResult {
   char text[1024] = {};
 };
 
-size_t table_nbytes(const IpcJob& job, int members) {
-  const size_t copy_requests = job.reductions.empty() ? static_cast<size_t>(members) : 0;
-  return sizeof(TableHead) + job.operands.size() * sizeof(DeviceOperand) + copy_requests * sizeof(CopyRequest);
-}
-
-size_t table_unit(const IpcJob& job, const Stage& stage, int members) {
-  return std::min(table_nbytes(job, members), stage.slot_nbytes);
-}
-
-size_t table_rounds(const IpcJob& job, const Stage& stage, int members) {
-  return divide_up(table_nbytes(job, members), table_unit(job, stage, members));
-}
-
 constexpr size_t kRoundsAfterTable = 2;
 
 class Ipc final : public Staged {
  public:
-  Ipc(Team team, IpcJob& job, size_t unit, size_t tables)
-      : Staged(on_host(std::move(team)), tables + kRoundsAfterTable, std::max(unit, sizeof(MapResult)), true),
+  Ipc(Team team, IpcJob& job, size_t unit, size_t table_rounds)
+      : Staged(on_host(std::move(team)), table_rounds + kRoundsAfterTable, std::max(unit, sizeof(MapResult)), true),
         job_(job),
-        unit_(unit),
-        tables_(tables),
-        gpus_(members()),
-        texts_(members()) {
-    write_own();
-  }
+        table_rounds_(table_rounds),
+        tables_(job, members(), me(), unit) {}
   ~Ipc() override { job_.mappings->release(held_); }
 
   const std::optional<std::string>& refusal() const { return refusal_; }
@@ -72,28 +49,11 @@ class Ipc final : public Staged {
   size_t members() const { return static_cast<size_t>(team_.size()); }
   size_t me() const { return static_cast<size_t>(team_.me); }
 
-  void write_own() {
-    const TableHead head = {job_.device->id(), job_.operands.size(), job_.copy_requests.size()};
-    std::vector<std::byte>& text = texts_[me()];
-    text.resize(sizeof head + job_.operands.size() * sizeof(DeviceOperand) +
-                job_.copy_requests.size() * sizeof(CopyRequest));
-    std::memcpy(text.data(), &head, sizeof head);
-    size_t at = sizeof head;
-    const auto append = [&text, &at](const auto& list) {
-      const size_t nbytes = list.size() * sizeof list[0];
-      if (nbytes != 0) std::memcpy(text.data() + at, list.data(), nbytes);
-      at += nbytes;
-    };
-    append(job_.operands);
-    append(job_.copy_requests);
-    gpus_[me()] = head.gpu;
-  }
-
   void put(size_t round) override {
-    if (round < tables_) {
-      const Range part = chunk({0, texts_[me()].size()}, unit_, round);
-      if (!part.empty()) team_.writer->write(slot(team_.me, round), texts_[me()].data() + part.begin, part.count());
-    } else if (round == tables_) {
+    if (round < table_rounds_) {
+      const Range part = tables_.own_part(round);
+      if (!part.empty()) team_.writer->write(slot(team_.me, round), tables_.own() + part.begin, part.count());
+    } else if (round == table_rounds_) {
       MapResult result;
       const auto refuse = [&result](const Error& error, Mapped how) {
         const std::string text = error.what();
@@ -113,17 +73,17 @@ class Ipc final : public Staged {
   }
 
   bool may_put(size_t round) override {
-    if (round < tables_) return true;
+    if (round < table_rounds_) return true;
     if (folded() < round) return false;
-    return round == tables_ || !is_issued_ || job_.device->passed(mark_);
+    return round == table_rounds_ || !is_issued_ || job_.device->passed(mark_);
   }
 
   void fold(size_t round) override {
-    if (round < tables_) {
+    if (round < table_rounds_) {
       for (size_t i = 0; i < members(); ++i) {
-        if (i != me()) read(i, round);
+        if (i != me()) tables_.read(i, round, slot(static_cast<int>(i), round));
       }
-    } else if (round == tables_) {
+    } else if (round == table_rounds_) {
       for (size_t i = 0; i < members(); ++i) {
         MapResult result;
         std::memcpy(&result, slot(static_cast<int>(i), round), sizeof result);
@@ -138,30 +98,9 @@ class Ipc final : public Staged {
 
   void take(size_t) override {}
 
-  // Only leaders need more of a table than whose it is.
-  void read(size_t i, size_t round) {
-    const std::byte* const part = slot(static_cast<int>(i), round);
-    if (round == 0) {
-      TableHead head;
-      std::memcpy(&head, part, sizeof head);
-      gpus_[i] = head.gpu;
-      lengths_.resize(members());
-      lengths_[i] = sizeof head + head.operands * sizeof(DeviceOperand) + head.copy_requests * sizeof(CopyRequest);
-    }
-    if (i < me() && gpus_[i] == gpus_[me()]) leads_ = false;
-    if (!leads_) return;
-    const Range range = chunk({0, lengths_[i]}, unit_, round);
-    texts_[i].insert(texts_[i].end(), part, part + range.count());
-  }
-
-  size_t leader_of(size_t member) const {
-    return static_cast<size_t>(std::find(gpus_.begin(), gpus_.end(), gpus_[member]) - gpus_.begin());
-  }
-
   std::byte* address(size_t member, size_t operand) {
     if (member == me()) return job_.own[operand];
-    DeviceOperand theirs;
-    std::memcpy(&theirs, texts_[member].data() + sizeof(TableHead) + operand * sizeof theirs, sizeof theirs);
+    const DeviceOperand theirs = tables_.operand(member, operand);
     if (theirs.nbytes == 0) return nullptr;
     return hold(theirs.memory) + theirs.offset;
   }
@@ -183,26 +122,20 @@ class Ipc final : public Staged {
 
   // Everything that this rank will launch, so that nothing has been written when a mapping is refused.
   void map() {
-    if (!leads_) return;
+    if (!tables_.leads()) return;
     size_t first_operand = 0;
     for (const ReduceJob& reduction : job_.reductions) {
       plan(reduction, first_operand);
       first_operand += 2 * reduction.pieces.size();
     }
     for (size_t member = 0; member < members() && job_.reductions.empty(); ++member) {
-      if (leader_of(member) != me()) continue;
-      TableHead head;
-      std::memcpy(&head, texts_[member].data(), sizeof head);
-      const std::byte* const copy_requests =
-          texts_[member].data() + sizeof head + head.operands * sizeof(DeviceOperand);
-      for (size_t k = 0; k < head.copy_requests; ++k) {
-        CopyRequest copy_request;
-        std::memcpy(&copy_request, copy_requests + k * sizeof copy_request, sizeof copy_request);
-        if (copy_request.nbytes == 0) continue;
+      if (tables_.leader_of(member) != me()) continue;
+      tables_.for_each_copy_request(member, [&](const CopyRequest& copy_request) {
+        if (copy_request.nbytes == 0) return;
         const std::byte* const src = address(copy_request.member, 0) + copy_request.src_offset;
         std::byte* const dst = address(member, 1) + copy_request.dst_offset;
         if (src != dst) moves_.push_back({src, dst, copy_request.nbytes});
-      }
+      });
     }
   }
 
@@ -211,7 +144,7 @@ class Ipc final : public Staged {
     folds_.emplace_back();
     if (reduction.shape == ReduceShape::kReduceScatter) {
       for (size_t member = 0; member < members(); ++member) {
-        if (leader_of(member) != me()) continue;
+        if (tables_.leader_of(member) != me()) continue;
         const Range owned = reduction.owned[member];
         add_folds(reduction, first_operand, owned, {member}, owned.begin);
       }
@@ -220,7 +153,7 @@ class Ipc final : public Staged {
     std::vector<size_t> leaders;
     std::vector<size_t> takers;
     for (size_t member = 0; member < members(); ++member) {
-      if (leader_of(member) == member) leaders.push_back(member);
+      if (tables_.leader_of(member) == member) leaders.push_back(member);
       if (reduction.shape == ReduceShape::kAllreduce || static_cast<int>(member) == reduction.root) {
         takers.push_back(member);
       }
@@ -262,12 +195,8 @@ class Ipc final : public Staged {
   }
 
   IpcJob& job_;
-  size_t unit_;
-  size_t tables_;
-  std::vector<DeviceId> gpus_;                 // by member
-  std::vector<std::vector<std::byte>> texts_;  // tables by member; of the others only at a leader
-  std::vector<size_t> lengths_;
-  bool leads_ = true;
+  size_t table_rounds_;
+  IpcTables tables_;
   std::unordered_map<uint64_t, std::byte*> addresses_;  // of the allocations that are held, by uid
   std::vector<uint64_t> held_;                          // their uids
   uint64_t last_uid_ = 0;
@@ -284,9 +213,9 @@ class Ipc final : public Staged {
 class IpcPath final : public Algorithm {
  public:
   IpcPath(Team team, IpcJob job) : team_(std::move(team)), job_(std::move(job)) {
-    const size_t tables = table_rounds(job_, team_.stage, team_.size());
+    const size_t tables = IpcTables::rounds(job_, team_.stage, team_.size());
     rounds_ = tables + kRoundsAfterTable;
-    ipc_ = std::make_unique<Ipc>(team_, job_, table_unit(job_, team_.stage, team_.size()), tables);
+    ipc_ = std::make_unique<Ipc>(team_, job_, IpcTables::unit(job_, team_.stage, team_.size()), tables);
   }
 
   Step step() override {
@@ -322,7 +251,7 @@ class IpcPath final : public Algorithm {
 }  // namespace
 
 size_t rounds_of(const IpcJob& job, const Stage& stage, int members) {
-  return table_rounds(job, stage, members) + kRoundsAfterTable + job.rounds_otherwise;
+  return IpcTables::rounds(job, stage, members) + kRoundsAfterTable + job.rounds_otherwise;
 }
 
 std::unique_ptr<Algorithm> ipc(Team team, IpcJob job) {

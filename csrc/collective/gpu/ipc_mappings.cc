@@ -1,10 +1,10 @@
-// Mappings of the peers' GPU memory in this process.
+#include "collective/gpu/ipc_mappings.h"
+
 #include <algorithm>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/errors.h"
-#include "collective/gpu/ipc.h"
 #include "gpu/cuda/per_device.h"
 
 namespace rr {
