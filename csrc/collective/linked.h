@@ -2,7 +2,7 @@
 // the items after which its pieces, or parts of blocks, are there.
 #pragma once
 
-#include "collective/schedule.h"
+#include "collective/schedule/schedule.h"
 #include "collective/staged.h"
 
 namespace rr {

@@ -1,6 +1,7 @@
 #include "planner/across_hosts.h"
 
 #include "collective/linked.h"
+#include "collective/schedule/execution.h"
 #include "planner/exchange_plan.h"
 #include "planner/reduction_plan.h"
 #include "planner/two_level_allreduce.h"

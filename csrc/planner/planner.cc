@@ -5,6 +5,7 @@
 #include "base/errors.h"
 #include "collective/linked.h"
 #include "collective/pull.h"
+#include "collective/schedule/execution.h"
 #include "planner/across_hosts.h"
 #include "planner/exchange_plan.h"
 #include "planner/reduction_plan.h"

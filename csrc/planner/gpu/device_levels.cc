@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "collective/linked.h"
+#include "collective/schedule/execution.h"
 #include "planner/gpu/stream_copies.h"
 #include "planner/two_level.h"
 

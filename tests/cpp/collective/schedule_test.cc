@@ -1,6 +1,6 @@
-// collective/schedule.h, without links: what the algorithms plan ends with every rank's contribution exactly once, in
-// whatever order items that may begin are done, and sends as many bytes as the formula says.
-#include "collective/schedule.h"
+// collective/schedule/schedule.h, without links: what the algorithms plan ends with every rank's contribution exactly
+// once, in whatever order items that may begin are done, and sends as many bytes as the formula says.
+#include "collective/schedule/schedule.h"
 
 #include <cstring>
 #include <deque>

@@ -244,7 +244,7 @@ ROWS = (
     ),
     Mutation(
         "message-before-its-turn",
-        "csrc/collective/schedule.cc",
+        "csrc/collective/schedule/execution.cc",
         "const Id id = one.messages[one.next];\n      if (waits_[id] != 0) break;\n",
         "const Id id = one.messages[one.next];\n",
         ("held_links_test", "collectives_test", "two_level_test"),

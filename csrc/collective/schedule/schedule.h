@@ -1,6 +1,6 @@
 // What one rank does in an operation, as items that wait for each other: messages over links, folds, copies, and what
-// the ranks of its host do together. Algorithms write it as arithmetic, without I/O; execute() is the one loop over
-// links.
+// the ranks of its host do together. Algorithms write it as arithmetic, without I/O; execute() (execution.h) is the one
+// loop over links.
 #pragma once
 
 #include <cstdint>
@@ -103,7 +103,5 @@ class Schedule {
   std::vector<const std::byte*> operands_;
   std::vector<std::unique_ptr<Algorithm>> algorithms_;
 };
-
-std::unique_ptr<Algorithm> execute(const Team& team, Schedule schedule);
 
 }  // namespace rr
