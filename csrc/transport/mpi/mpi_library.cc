@@ -2,8 +2,6 @@
 
 #include "transport/mpi/mpi_library.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -13,6 +11,7 @@
 
 #include "base/errors.h"
 #include "transport/mpi/mpi_abi.h"
+#include "transport/mpi/mpi_module.h"
 
 namespace rr {
 namespace {
@@ -42,39 +41,10 @@ constexpr size_t kVersionTextNbytes = 16384;  // MPI_MAX_LIBRARY_VERSION_STRING 
   X(Test_cancelled, int(const void*, int*))                                                                       \
   X(Cancel, int(Request*))
 
-// A library that somebody else has loaded; it stays loaded while this lives.
-class Module {
- public:
-  explicit Module(const std::string& path)
-      : path_(path), library_(::dlopen(path.c_str(), RTLD_NOLOAD | RTLD_LAZY), ::dlclose) {
-    if (library_ != nullptr) return;
-    const char* why = ::dlerror();
-    throw UnavailableError("MPI: " + path + " is not loaded in this process" + (why ? std::string(": ") + why : "") +
-                           "; import mpi4py.MPI first");
-  }
-
-  // What mpi4py itself would call: a symbol of the process at large (a tool that was preloaded) comes first.
-  void* find(const char* symbol) const {
-    void* found = ::dlsym(RTLD_DEFAULT, symbol);
-    return found != nullptr ? found : ::dlsym(library_.get(), symbol);
-  }
-
-  template <class Function>
-  Function* function(const char* symbol) const {
-    return reinterpret_cast<Function*>(find(symbol));
-  }
-
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-  std::unique_ptr<void, int (*)(void*)> library_;
-};
-
 template <class Abi>
 class Library final : public MpiLibrary {
  public:
-  explicit Library(Module module) : module_(std::move(module)) {
+  explicit Library(MpiModule module) : module_(std::move(module)) {
     std::string missing;
 #define RR_FIND(name, ...)                                        \
   name##_ = module_.template function<__VA_ARGS__>("MPI_" #name); \
@@ -245,7 +215,7 @@ class Library final : public MpiLibrary {
     return code;
   }
 
-  Module module_;
+  MpiModule module_;
   // Of test_some, which goes on for as long as messages are under way.
   std::vector<Request> some_;
   std::vector<int> indices_;
@@ -258,7 +228,7 @@ class Library final : public MpiLibrary {
 
 // The major version of the standard ABI that the library has, if it is built for it. MPICH 5 answers -1 in
 // libmpi.so.12.
-int abi_version(const Module& module) {
+int abi_version(const MpiModule& module) {
   auto* get_version = module.function<int(int*, int*)>("MPI_Abi_get_version");
   int major = -1;
   int minor = -1;
@@ -283,7 +253,7 @@ const char* name(MpiThreads threads) {
 }
 
 std::shared_ptr<MpiLibrary> MpiLibrary::open(const std::string& path, size_t handle_size) {
-  Module module(path);
+  MpiModule module(path);
   const bool is_standard = abi_version(module) > 0;
   if (is_standard && handle_size == sizeof(void*)) return std::make_shared<Library<StandardAbi>>(std::move(module));
   const bool is_openmpi = module.find("ompi_mpi_comm_self") != nullptr;

@@ -1,6 +1,6 @@
 // The functions of MPI that we call, from the MPI that mpi4py has loaded: no mpi.h, nothing linked.
 //
-// Every call returns MPI's own code, 0 for success; mpi_communicator.h turns others into errors. A handle is typed (an
+// Every call returns MPI's own code, 0 for success; mpi_errors.h turns others into errors. A handle is typed (an
 // int for MPICH, a pointer for Open MPI and for the ABI of MPI 5) in mpi_library.cc alone: here it is 8 bytes that hold
 // the typed object, at an address that may be given to MPI.
 #pragma once
