@@ -52,6 +52,15 @@ def test_no_folder_of_csrc_has_more_than_22_files() -> None:
     assert {folder: count for folder, count in counts.items() if count > 22} == {}
 
 
+def test_no_class_of_csrc_has_more_than_400_lines() -> None:
+    """A header and the sources of its name are one class, or one idea."""
+    lines: dict[str, int] = {}
+    for path in (path for path in CSRC.rglob("*") if path.suffix in {".h", ".cc", ".cu", ".cuh"}):
+        stem = str(path.relative_to(CSRC).with_suffix(""))
+        lines[stem] = lines.get(stem, 0) + len(path.read_text().splitlines())
+    assert {stem: count for stem, count in lines.items() if count > 400} == {}
+
+
 @pytest.mark.parametrize("layer", MAY_INCLUDE)
 def test_a_layer_includes_only_earlier_ones(layer: str) -> None:
     wrong = []
