@@ -1,4 +1,4 @@
-"""A command that starts itself again, on ranks of its own."""
+"""Commands that start ranks of their own: not where they are ranks themselves."""
 
 from __future__ import annotations
 
@@ -30,6 +30,19 @@ def started(
     if ranks not in (None, place.size):
         raise InvalidArgumentError(f"-np {ranks} inside a job of {place.size} ranks ({place.source})")
     return None
+
+
+def refuse_within_job(command: str) -> None:
+    """For a command that starts one job after the other, which every rank of a job would do.
+
+    Raises InvalidArgumentError where this process is a rank of a job.
+    """
+    place = environment.detect(network=True)
+    if place.source != "single":
+        raise InvalidArgumentError(
+            f"{command} starts jobs of its own: call it outside of this job of {place.size} ranks ({place.source}), "
+            "with -np"
+        )
 
 
 def start(module: str, argv: Sequence[str], ranks: int, launch: Sequence[str]) -> int:

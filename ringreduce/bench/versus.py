@@ -24,9 +24,9 @@ from ringreduce.bench.oracle import DTYPES
 from ringreduce.bench.peers.cell import Cell, Outcome, Peer
 from ringreduce.bench.peers.cell import run as run_cell
 from ringreduce.bench.peers.ours import Ours
+from ringreduce.bench.start import refuse_within_job
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.exit_on_signal import exit_on_signal
-from ringreduce.job import environment
 from ringreduce.launch.command_line.host_options import hosts_text
 from ringreduce.timeline.whole_file import check_writable
 
@@ -46,12 +46,7 @@ def run(options: Options) -> int:
             measured.
         UnavailableError: --plot or --html without matplotlib, likewise.
     """
-    place = environment.detect(network=True)
-    if place.source != "single":
-        raise InvalidArgumentError(
-            f"ringreduce bench --vs starts jobs of its own: call it outside of this job of {place.size} ranks "
-            f"({place.source}), with -np"
-        )
+    refuse_within_job("ringreduce bench --vs")
     report.check(options.json)
     if options.plot is not None:
         drawing.check_picture("ringreduce bench --plot", options.plot)

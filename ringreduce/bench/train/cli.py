@@ -12,6 +12,7 @@ from typing import Any
 
 from ringreduce.bench import machine, report, terminal
 from ringreduce.bench.drawing import check_picture
+from ringreduce.bench.start import refuse_within_job
 from ringreduce.bench.train import data, drawing, figures, losses, rounds, table
 from ringreduce.bench.train.figures import Row
 from ringreduce.bench.train.frameworks import FRAMEWORKS
@@ -32,11 +33,12 @@ def main(argv: Sequence[str]) -> int:
     Returns:
         0; 1 when a mode's loss differs, or when ringreduce, a method or their bound could not be measured in some
         round, or ended with a loss that is no number (a peer that fails does not count); 2 when the arguments ask for
-        what there is not.
+        what there is not, or this process is a rank of a job.
     """
     try:
         with exit_on_signal():  # jobs, hosts and folders go
             options = parse(argv)
+            refuse_within_job("ringreduce bench train")
             FRAMEWORKS[options.framework].need()
             report.check(options.json)
             if options.plot is not None:

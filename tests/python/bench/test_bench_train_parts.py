@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from bench_train_jobs import QUICK, needs_torch
 
-from ringreduce.bench.train import batches, curves, data, figures, losses, results
+from ringreduce.bench.train import batches, cli, curves, data, figures, losses, results
 from ringreduce.bench.train.cli import main
 from ringreduce.bench.train.figures import Cell
 from ringreduce.bench.train.job import Outcome
@@ -85,6 +85,17 @@ def test_bad_arguments_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert (parse(["--link", "1gbit"]).bind, parse([]).bind) == ("none", "core")
     with pytest.raises(SystemExit):
         parse(["--rounds", "0"])
+
+
+@needs_torch
+def test_a_rank_of_a_job_starts_no_jobs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(cli, "run", lambda options, chosen: 0)
+    assert main(QUICK) == 0
+    for name, value in (("RANK", "1"), ("SIZE", "4"), ("LOCAL_RANK", "1"), ("LOCAL_SIZE", "4")):
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
+    assert main(QUICK) == 2
+    said = capsys.readouterr().err
+    assert "ringreduce bench train starts jobs of its own: call it outside of this job of 4 ranks (openmpi)" in said
 
 
 def idx(array: np.ndarray) -> bytes:
