@@ -58,7 +58,8 @@ def detect(
     rank: int | None = None,
     size: int | None = None,
     environ: Environ = os.environ,
-    network: bool = False,
+    *,
+    network: bool,
     job: str | None = None,
 ) -> Placement:
     """Where this process stands in its job.
@@ -66,14 +67,14 @@ def detect(
     Args:
         rank, size: both or neither; when given they win over every variable, and the job is taken to be on one host.
         environ: the variables to read.
-        network: whether there is a transport between hosts.
+        network: whether the job may be on several hosts.
         job: names the job, whatever a launcher calls it, unless ringrun has started it.
 
     Raises:
         InvalidArgumentError: a variable (named in the text) has no sensible value, or half of a pair is missing.
-        UnavailableError: the job spans several hosts, and there is no transport between them.
+        UnavailableError: the job is on several hosts, and `network` is False.
 
-    >>> place = detect(environ={"PMI_RANK": "1", "PMI_SIZE": "2"})
+    >>> place = detect(environ={"PMI_RANK": "1", "PMI_SIZE": "2"}, network=True)
     >>> place.rank, place.size, place.local_size, place.source
     (1, 2, 2, 'mpich')
     """

@@ -64,7 +64,7 @@ import numpy as np
 import ringreduce
 from ringreduce.job.environment import detect
 try:
-    source = detect().source
+    source = detect(network=False).source
     with ringreduce.init() as world:
         y = ringreduce.allreduce(np.arange(4) * (world.rank + 1), op=ringreduce.Sum)
         os.write(1, f"rank {world.rank} of {world.size} by {source}: {y.tolist()}\\n".encode())

@@ -292,7 +292,7 @@ def test_config_describes_every_knob_before_init() -> None:
     assert config.unknown({"RINGREDUCE_SPIN": "1", "PATH": "", "RINGREDUCE_SPIN_US": "1"}) == {
         "RINGREDUCE_SPIN": "RINGREDUCE_SPIN_US"
     }
-    assert environment.detect(environ={}).source == "single"
+    assert environment.detect(environ={}, network=False).source == "single"
 
 
 JOINS = "import ringreduce as rr; print(rr.init().size, rr.allreduce(1.0 + rr.rank(), op=rr.Sum))"
@@ -378,7 +378,7 @@ def test_a_rank_that_replaces_its_program_is_a_rank_again(tmp_path: Path) -> Non
 
 
 def test_the_place_of_a_rank_that_has_ended_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    by_hand = environment.detect(environ={"PMI_RANK": "1", "PMI_SIZE": "2"})
+    by_hand = environment.detect(environ={"PMI_RANK": "1", "PMI_SIZE": "2"}, network=False)
     place = dataclasses.replace(by_hand, job="4711")
     monkeypatch.setenv(inheritance.VARIABLE, "")
     inheritance.check(place)

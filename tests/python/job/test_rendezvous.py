@@ -32,7 +32,7 @@ def watched_pid(pidfd: int) -> int:
 
 
 def join(init_count: int = 1, timeout_s: float = 30, rank: int | None = None, size: int | None = None) -> Joined:
-    return join_job(detect(rank, size), init_count, timeout_s, segment)
+    return join_job(detect(rank, size, network=False), init_count, timeout_s, segment)
 
 
 def open_fds() -> set[str]:
@@ -95,7 +95,7 @@ def test_a_hundred_jobs_in_a_row_leak_nothing_and_are_quick() -> None:
 
 
 def come_unless(absent: int, timeouts_s: list[float]) -> None:
-    place = detect()
+    place = detect(network=False)
     if place.rank == absent:
         receive_from_test()  # stays alive until the others have given up
     else:
@@ -128,7 +128,7 @@ def test_the_first_to_run_out_of_time_ends_it_for_all() -> None:
 
 
 def join_at(counts: list[int]) -> None:
-    join(counts[detect().rank], timeout_s=0.5)
+    join(counts[detect(network=False).rank], timeout_s=0.5)
 
 
 def test_different_init_counts_do_not_meet() -> None:
@@ -143,7 +143,7 @@ def test_different_init_counts_do_not_meet() -> None:
 
 
 def join_as(places: list[tuple[int, int]]) -> None:
-    rank, size = places[detect().rank]
+    rank, size = places[detect(network=False).rank]
     join(timeout_s=10, rank=rank, size=size)
 
 
@@ -175,7 +175,7 @@ def test_ranks_that_disagree_all_say_so(places: list[tuple[int, int]], words: st
 
 def announce_and_join(late: int) -> None:
     send_to_test("joining")
-    if detect().rank == late:
+    if detect(network=False).rank == late:
         receive_from_test()
     join(timeout_s=60)
 
@@ -213,7 +213,7 @@ def fail_to_allocate() -> None:
     def no_memory() -> int:
         raise MemoryError("no memory for the control segment")
 
-    join_job(detect(), 1, 30, no_memory)
+    join_job(detect(network=False), 1, 30, no_memory)
 
 
 def test_a_failure_of_rank_0_reaches_all() -> None:
@@ -227,7 +227,7 @@ def test_a_failure_of_rank_0_reaches_all() -> None:
 
 
 def share(members: list[int]) -> bytes | None:
-    rank = detect().rank
+    rank = detect(network=False).rank
     if rank not in members:
         return None
     address, secret = b"ringreduce.test." + os.environ["RINGREDUCE_RENDEZVOUS"][:40].encode(), b"shared"
@@ -247,7 +247,7 @@ def test_share_fd(members: list[int]) -> None:
 
 def leave_a_meeting(noticed: Path, members: list[int]) -> str:
     """Rank 1 never comes. Rank 2 is the first to notice, and leaves. Returns what this rank raised."""
-    rank = detect().rank
+    rank = detect(network=False).rank
     if rank == 1:
         return ""
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from ringreduce.bench.train.frameworks import keras
 from ringreduce.bench.train.modes.mode import Mode, Team
 from ringreduce.errors import TimeoutError
-from ringreduce.job import environment
 
 if TYPE_CHECKING:
     from ringreduce.bench.train.spec import Spec
@@ -71,7 +70,7 @@ class Mwms(Mode):
 
     def join(self, spec: Spec) -> Team:
         """See Mode."""
-        place = environment.detect()
+        place = self.place()
         rank, size = place.rank, place.size
         # Kept, so that no other program is given the port between its choice and its use: gRPC may share it.
         port = socket.socket()
