@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import uuid
@@ -27,6 +28,8 @@ SHARED = Path("/dev/shm")
 BUDGET_S = 3.0
 """The timed calls of a peer end after about so long: MPICH takes 0.25 s a call of 8 B on 8 ranks of 2 cores."""
 LEAST = 3  # calls that are timed, however long they take
+RESULT = re.compile(r'\{".*')
+"""A job's result in its line. The launcher may have put a tag before it: horovodrun's are [0]<stdout>: and the like."""
 TAIL = 2000  # characters of a failed job's output that are kept
 
 
@@ -92,7 +95,7 @@ class Absent:
 
 @dataclass(frozen=True)
 class Job:
-    """A command to run, with additions to the environment. The last line that it prints is its result, in JSON."""
+    """A command to run, with additions to the environment. The last RESULT, in JSON, that it prints counts."""
 
     command: list[str]
     environ: dict[str, str] = field(default_factory=dict)
@@ -161,7 +164,7 @@ def run(peer: Peer, cell: Cell, deadline_s: float) -> Outcome:
     finally:  # a launcher that has ended may have left ranks behind, and a signal may come while Popen() starts one
         _end(mark, others)
     try:
-        said = json.loads(output.strip().splitlines()[-1])
+        said = json.loads(RESULT.findall(output)[-1])
         row = _row(peer, cell, said)
     except (OSError, ValueError, LookupError, TypeError):
         text = f"exit status {process.returncode}\n{(output + errors)[-TAIL:]}"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -25,6 +26,7 @@ from ringreduce.bench.peers.cell import MARK, Absent, Cell, Job, Outcome, run
 from ringreduce.bench.peers.ours import Ours
 from ringreduce.launch.binding import cpu_shares
 from ringreduce.launch.mpi.installations import Installation
+from ringreduce.launch.python import run_module
 
 CELL = Cell("allreduce", 64, 16, "float32", "sum", True, 2, (0, 1), 20, 2, True)
 HERE = Path(__file__).parent
@@ -159,6 +161,34 @@ def command_line(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
         return ""
+
+
+@pytest.mark.parametrize("tag", ["[0]<stdout>:", "[1,0]<stdout>:", "[0]<stdout>: "], ids=["Gloo", "MPI", "ringrun"])
+def test_a_result_is_found_behind_a_launchers_tag(tag: str) -> None:
+    said = says(5.0).text.replace("print('noise'); print(", f"print({tag + 'noise'!r}); print({tag!r} + ")
+    result = run(Script(f"{said}; print({tag + 'bye'!r})"), CELL, 30)
+    assert result.row is not None, result.text
+    assert result.row["time_us"] == {"min": 2.5, "p50": 5.0, "p99": 10.0}
+
+
+def test_horovods_launcher_tags_its_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """horovodrun is ringrun here, and horovod.torch is ringreduce.torch."""
+    pytest.importorskip("torch")
+    launcher = tmp_path / "horovodrun"
+    launcher.write_text(f'#!/bin/sh\nexec {shlex.join(run_module("ringreduce.launch.ringrun", "--tag-output"))} "$@"\n')
+    launcher.chmod(0o755)
+    (tmp_path / "horovod").mkdir()
+    (tmp_path / "horovod" / "torch.py").write_text(
+        "import sys, ringreduce.torch\nsys.modules[__name__] = ringreduce.torch\n"
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setattr(horovod.metadata, "version", lambda name: "0.28.1")
+    peer = horovod.find()[0]
+    assert not isinstance(peer, Absent)
+    result = run(peer, CELL, 60)
+    assert result.row is not None, result.text
+    assert (result.row["library"], result.row["wrong"]) == ("horovod", 0)
 
 
 def compare(monkeypatch: pytest.MonkeyPatch, found: list[Any], *argv: str) -> int:
