@@ -6,6 +6,7 @@
  * be inf.
  * Usage: mpirun -np N collectives NAME COUNT IN_PLACE ITERS WARMUP SECONDS    COUNT: elements of a rank's larger operand
  */
+#include <limits.h>
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -112,7 +113,9 @@ int main(int argc, char** argv) {
   if (argc != 7) MPI_Abort(MPI_COMM_WORLD, 2);
   while (kind < KINDS && strcmp(argv[1], names[kind]) != 0) ++kind;
   if (kind == KINDS) MPI_Abort(MPI_COMM_WORLD, 2);
-  count = atoi(argv[2]);
+  const long elements = strtol(argv[2], NULL, 10);
+  if (elements < 0 || elements > INT_MAX) MPI_Abort(MPI_COMM_WORLD, 2);
+  count = (int)elements;
   part = count / size;
   in_place = atoi(argv[3]) || kind == BROADCAST || kind == BARRIER;
   const int iters = atoi(argv[4]), warmup = atoi(argv[5]);

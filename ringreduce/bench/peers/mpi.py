@@ -18,6 +18,7 @@ from ringreduce.launch.storage import cache
 SOURCE = Path(__file__).with_name("collectives.c")
 __all__ = ["LIBRARIES", "Mpi", "find"]
 XHC = ("--mca", "coll_xhc_priority", "40")  # off by default; said to be Open MPI 5's best within a host
+MOST = 2**31 - 1  # elements
 COMPILE_TIMEOUT_S = 300
 
 
@@ -63,6 +64,8 @@ class Mpi:
             return "collectives.c is of float32 only"
         if cell.op != "sum" and COLLECTIVES[cell.collective].reduces:
             return "collectives.c reduces by sum only"
+        if cell.count > MOST:
+            return f"MPI counts elements by an int, {MOST} at most"
         return None
 
     def job(self, cell: Cell) -> Job:

@@ -322,6 +322,23 @@ def test_the_c_program_is_asked_for_its_own_dtype_only(collective: str) -> None:
     assert (peer.unsupported(replace(cell, op="max")) is not None) is reduces
 
 
+def test_mpi_is_not_asked_for_more_elements_than_an_int_counts() -> None:
+    peer = mpi.Mpi(Installation("mpich", "1.0", "mpirun", "mpicc"))
+    most = versus.cell(parse(["allreduce", "--vs", "mpich"]), peer, (1 << 33) - 4, 2, (0, 1), first=True)
+    assert peer.unsupported(most) is None
+    assert peer.unsupported(replace(most, count=most.count + 1)) == "MPI counts elements by an int, 2147483647 at most"
+
+
+@pytest.mark.parametrize("library", list(mpi.LIBRARIES))
+def test_the_c_program_measures_no_other_size_than_it_is_asked_for(library: str) -> None:
+    found = mpi.find(library)[0]
+    if isinstance(found, Absent):
+        pytest.skip(f"no {library} here: {found.advice}")
+    job = found.job(replace(CELL, count=(1 << 32) + 16))  # its lower half is 16
+    done = completed(job.command, env={**os.environ, **job.environ})
+    assert (done.returncode, "p50" in done.stdout) == (2, False), done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     ("bind", "ranks", "openmpi", "mpich"),
     [
