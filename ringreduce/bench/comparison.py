@@ -57,17 +57,21 @@ def best(found: Iterable[dict[str, Any]], ours: str, level: str, nbytes: int) ->
 
 
 def middle(rows: Iterable[dict[str, Any]], competitor: str, level: str, nbytes: int) -> dict[str, Any] | None:
-    """A competitor's row at a size with the median of every figure over the rounds; None when there is no row."""
+    """A competitor's row at a size with the median of every figure over the rounds; None when there is no row.
+
+    "wrong" is the sum of the rounds that were checked; None when none was.
+    """
     mine = [row for row in rows if (row["competitor"], row["level"], row["nbytes"]) == (competitor, level, nbytes)]
     if not mine:
         return None
+    checked = [row["wrong"] for row in mine if row["wrong"] is not None]
     fractions = [row["fraction_of_limit"] for row in mine if row["fraction_of_limit"] is not None]
     return {
         **mine[0],
         "time_us": {key: median(row["time_us"][key] for row in mine) for key in ("min", "p50", "p99")},
         "algbw_GBps": median(row["algbw_GBps"] for row in mine),
         "busbw_GBps": median(row["busbw_GBps"] for row in mine),
-        "wrong": sum(row["wrong"] or 0 for row in mine),
+        "wrong": sum(checked) if checked else None,
         "fraction_of_limit": median(fractions) if fractions else None,
     }
 

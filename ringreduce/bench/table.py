@@ -49,11 +49,15 @@ def line(options: Options, row: Row) -> str:
 
 def tail(rows: Sequence[Row]) -> str:
     """The comment lines below the rows."""
-    checked = [row.wrong for row in rows if row.wrong is not None]
-    wrong = sum(checked)
-    verdict = "not checked" if not checked else f"{wrong} OK" if wrong == 0 else f"{wrong} FAILED"
     busbw = sum(row.busbw_GBps for row in rows) / len(rows)
-    return f"# Out of bounds values : {verdict}\n# Avg bus bandwidth    : {busbw:.4g}"
+    return f"{verdict([row.wrong for row in rows])}\n# Avg bus bandwidth    : {busbw:.4g}"
+
+
+def verdict(each: Sequence[int | None]) -> str:
+    """The comment line about the wrong elements of each row, None where a row was not checked."""
+    checked = [wrong for wrong in each if wrong is not None]
+    wrong = sum(checked)
+    return f"# Out of bounds values : {f'{wrong} FAILED' if wrong else '0 OK' if checked else 'not checked'}"
 
 
 def _time(microseconds: float) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from ringreduce.bench import comparison
 from ringreduce.bench.oracle import DTYPES
 from ringreduce.bench.peers.cell import Absent
+from ringreduce.bench.table import verdict
 
 _FORMAT = "#{:>11} {:>10} {:>8} {:>7}  {:<31} {:<6} {:>9} {:>9} {:>9} {:>7} {:>7} {:>7} {:>6}   {}"
 _COLUMNS = {  # name: unit
@@ -66,8 +67,7 @@ def tail(found: comparison.Document) -> str:
             said = [f"{competitor.split()[-1]} {r['median']:.2f}x {r['peer']}" for competitor, r in against if r]
             if said:
                 text.append(f"# best peer at level {level}: {', '.join(said)}")
-    wrong = sum(row["wrong"] or 0 for row in found["results"])
-    return "\n".join([*text, f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}"])
+    return "\n".join([*text, verdict([row["wrong"] for row in found["results"]])])
 
 
 def lines(found: comparison.Document, nbytes: int) -> list[str]:
@@ -83,7 +83,8 @@ def lines(found: comparison.Document, nbytes: int) -> list[str]:
             text.append(f"{start} {_status(found, competitor, level, nbytes)}")
             continue
         times = "".join(f" {_time(row['time_us'][key]):>9}" for key in ("p50", "p99", "min"))
-        speed = f" {row['algbw_GBps']:>7.2f} {row['busbw_GBps']:>7.2f} {row['wrong']:>7}"
+        wrong = "N/A" if row["wrong"] is None else row["wrong"]
+        speed = f" {row['algbw_GBps']:>7.2f} {row['busbw_GBps']:>7.2f} {wrong:>7}"
         limit = f"{row['fraction_of_limit']:>7.2f}" if row["fraction_of_limit"] is not None else " " * 7
         text.append(f"{start}{times}{speed}{limit}   {_ours(found, competitor, level, nbytes)}".rstrip())
     return text

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from processes import completed
 
-from ringreduce.bench import comparison, memory, peers, versus
+from ringreduce.bench import comparison, memory, peers, versus, versus_table
 from ringreduce.bench.cli import main
 from ringreduce.bench.collectives import COLLECTIVES
 from ringreduce.bench.options import parse
@@ -204,6 +204,20 @@ def test_a_wrong_peer_is_marked_and_ends_with_status_1(
     printed = capsys.readouterr().out
     assert "# Out of bounds values : 3 FAILED" in printed
     assert compare(monkeypatch, [says(5.0)]) == 0
+
+
+def test_what_nobody_has_checked_is_not_called_right(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare(monkeypatch, [says(5.0)], "--no-check", "--rounds", "2") == 0
+    said = capsys.readouterr().out
+    rows = [line.split() for line in said.splitlines() if " script 1.0 " in line]
+    assert [row[-2] for row in rows] == ["N/A", "N/A"], "in the first round and below; the last word is ours'"
+    assert said.endswith("# Out of bounds values : not checked\n")
+    broken = comparison.document(
+        {"rounds": 1, "dtype": "float32", "op": "sum"}, [(0, says(5.0), Outcome("script 1.0", CELL, "failed"))]
+    )
+    assert versus_table.tail(broken).endswith("# Out of bounds values : not checked")
 
 
 def test_a_library_that_does_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
