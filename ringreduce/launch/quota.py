@@ -6,6 +6,7 @@ setup.py runs this file by itself, before there is a package: it imports nothing
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -49,13 +50,13 @@ def _left(folder: Path) -> float:
 def _folders(proc: Path, wanted: str) -> Iterator[Path]:
     """The folders of the groups of a controller, "cpu" or "memory", each with those around it that can be seen."""
     paths: dict[str, PurePosixPath] = {}
-    for line in _read(proc / "cgroup").splitlines():
+    for line in _lines(proc / "cgroup"):
         _, controllers, path = line.split(":", 2)
         paths |= dict.fromkeys(controllers.split(","), PurePosixPath(path))
-    for line in _read(proc / "mountinfo").splitlines():
+    for line in _lines(proc / "mountinfo"):
         mount, _, system = line.partition(" - ")
-        root, point = (PurePosixPath(field) for field in mount.split()[3:5])
-        kind, *_, options = system.split()
+        root, point = (PurePosixPath(field) for field in mount.split(" ")[3:5])
+        kind, *_, options = system.split(" ")
         controller = "" if kind == "cgroup2" else wanted
         if kind not in ("cgroup", "cgroup2") or (controller and controller not in options.split(",")):
             continue
@@ -65,9 +66,14 @@ def _folders(proc: Path, wanted: str) -> Iterator[Path]:
             yield Path(point / group)
 
 
+def _lines(path: Path) -> list[str]:
+    """A file's lines. Of what ends a line for Python, the kernel writes all but the newline into paths as it is."""
+    return [line for line in _read(path).split("\n") if line]
+
+
 def _read(path: Path) -> str:
-    """A file's text, "" where there is none that may be read."""
+    """A file's text, "" where there is none that may be read. Bytes that are no text are as in Python's paths."""
     try:
-        return path.read_text().strip()
+        return os.fsdecode(path.read_bytes()).strip()
     except OSError:
         return ""

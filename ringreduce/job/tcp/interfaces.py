@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import fcntl
+import os
 import socket
 import struct
 from collections.abc import Mapping, Sequence
@@ -66,17 +67,22 @@ def _ipv4() -> list[tuple[str, str]]:
         answer = fcntl.ioctl(any_socket, SIOCGIFCONF, struct.pack("iL", nbytes, where))
     entries = room.tobytes()[: struct.unpack("iL", answer)[0]]
     return [
-        (entries[i : i + 16].split(b"\0")[0].decode().partition(":")[0], socket.inet_ntoa(entries[i + 20 : i + 24]))
+        (
+            os.fsdecode(entries[i : i + 16].split(b"\0")[0].partition(b":")[0]),
+            socket.inet_ntoa(entries[i + 20 : i + 24]),
+        )
         for i in range(0, len(entries), IFREQ_NBYTES)
     ]
 
 
 def _ipv6() -> list[tuple[str, str]]:
     try:
-        rows = [line.split() for line in Path("/proc/net/if_inet6").read_text().splitlines()]
+        rows = [line.split() for line in Path("/proc/net/if_inet6").read_bytes().splitlines()]
     except OSError:
         return []
-    of_all_hosts = "00"  # the scope
+    of_all_hosts = b"00"  # the scope
     return [
-        (row[5], socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0]))) for row in rows if row[3] == of_all_hosts
+        (os.fsdecode(row[5]), socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0].decode())))
+        for row in rows
+        if row[3] == of_all_hosts
     ]

