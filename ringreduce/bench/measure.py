@@ -94,7 +94,7 @@ def measure(options: Options, nbytes: int, cores: int) -> Row:
         nbytes=total,
         count=count,
         in_place=in_place,
-        algorithm=_algorithm(options, total, registered),
+        algorithm=_algorithm(options, total),
         min_us=float(samples[0]) * 1e6,
         p50_us=p50 * 1e6,
         p99_us=p99(samples) * 1e6,
@@ -138,8 +138,11 @@ def _affordable(loop: Loop, iters: int) -> int:
     return min(iters, max(LEAST, int(BUDGET_S / slowest_s)))
 
 
-def _algorithm(options: Options, nbytes: int, registered: bool) -> str:
+def _algorithm(options: Options, nbytes: int) -> str:
+    """The one that ran. ringreduce.allreduce() makes its result in private memory, whatever the operand's is."""
     if options.collective == "barrier":
         return "barrier"
+    makes_result = options.collective == "allreduce" and options.level == "python" and not options.in_place
+    registered = options.buffers == "registered" and not makes_result
     group = ringreduce.global_process_set.group
     return group.algorithm(options.collective, nbytes, CODES[options.dtype], registered)

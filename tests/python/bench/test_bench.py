@@ -94,6 +94,20 @@ def test_allreduce_gives_the_schema_and_no_wrong_element(run_ranks: RunRanks, tm
             assert not limited or row["fraction_of_limit"] > 0
 
 
+def test_the_algorithm_is_that_of_the_memory_of_both_operands(run_ranks: RunRanks, tmp_path: Path) -> None:
+    """`ringreduce.allreduce` makes its result in private memory; direct is for operands that are both registered."""
+    commands = [
+        ["allreduce", "--sizes", "256K", "--level", level, way, "--buffers", memory]
+        for level in ("c", "python")
+        for way in ("--in-place", "--no-in-place")
+        for memory in ("private", "registered")
+    ]
+    used = [rows[0]["algorithm"] for rows in results(run_ranks, tmp_path, 2, *commands)]
+    private, direct = used[:2]
+    assert private != direct
+    assert used == [private, direct] * 3 + [private] * 2
+
+
 @pytest.mark.parametrize("level", ["c", "python"])
 def test_every_collective_is_right_on_three_ranks(run_ranks: RunRanks, tmp_path: Path, level: str) -> None:
     sizes = {name: [] if name == "barrier" else ["--sizes", "8,100K"] for name in COLLECTIVES}
