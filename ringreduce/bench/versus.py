@@ -110,6 +110,7 @@ def cell(options: Options, competitor: Peer, nbytes: int, ranks: int, cores: tup
         hosts=tuple((host.name, host.slots) for host in options.hosts),
         ringrun=options.ringrun,
         is_paced=options.iters is None,
+        is_warmup_given=options.warmup is not None,
     )
     iters, warmup = calls(nbytes, competitor.facts["level"], one.oversubscribed)
     return replace(one, iters=options.iters or iters, warmup=options.warmup or warmup)

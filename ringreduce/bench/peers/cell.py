@@ -55,6 +55,8 @@ class Cell:
     """ringrun's options for them."""
     is_paced: bool = True
     """Whether iters and warmup may be less, where a call takes long. Not where the user says how often."""
+    is_warmup_given: bool = False
+    """Whether warmup is the user's."""
 
     @property
     def budget_s(self) -> float:

@@ -39,7 +39,9 @@ class Ours:
         """See Peer."""
         what = [cell.collective, "-np", str(cell.ranks), "--sizes", str(cell.nbytes), "--dtype", cell.dtype]
         where = ["--op", cell.op, "--buffers", self.buffers, "--level", self.level, "--json", "-"]
-        calls = ["--iters", str(cell.iters), "--warmup", str(cell.warmup)]
-        how = ["--bind", cell.bind, *cell.ringrun, *([] if cell.hosts and cell.is_paced else calls)]
+        paces_itself = cell.hosts and cell.is_paced
+        iters = [] if paces_itself else ["--iters", str(cell.iters)]
+        warmup = [] if paces_itself and not cell.is_warmup_given else ["--warmup", str(cell.warmup)]
+        how = ["--bind", cell.bind, *cell.ringrun, *iters, *warmup]
         flags = ["--check" if cell.check else "--no-check", "--in-place" if cell.in_place else "--no-in-place"]
         return Job(run_module("ringreduce.bench", *what, *where, *how, *flags))

@@ -1,5 +1,6 @@
 """`ringreduce bench --vs`: peers in turns, ratios within rounds, and peers that are absent, wrong, slow or broken."""
 
+import itertools
 import json
 import os
 import shlex
@@ -526,6 +527,21 @@ def test_everyone_makes_as_many_calls_as_the_user_says(monkeypatch: pytest.Monke
     peer = mpi.Mpi(Installation("mpich", "1.0", "mpirun", "mpicc"))
     assert peer.job(cell).command[-3:] == ["500", "50", "inf"]
     assert peer.job(replace(cell, is_paced=True)).command[-3:] == ["500", "50", "3.0"]
+
+
+@pytest.mark.parametrize(
+    ("words", "ours"),
+    [
+        ([], []),  # by its own pace between hosts
+        (["--warmup", "50"], ["--warmup", "50"]),
+        (["--iters", "500", "--warmup", "50"], ["--iters", "500", "--warmup", "50"]),
+    ],
+    ids=" ".join,
+)
+def test_ours_is_told_what_the_user_says_of_calls_between_hosts(words: list[str], ours: list[str]) -> None:
+    options = parse(["allreduce", "-H", "a:1,b:1", "--vs", "gloo", *words])
+    command = Ours("c", "private").job(versus.cell(options, says(1), 64, 2, (0,), True)).command
+    assert [word for pair in itertools.pairwise(command) if pair[0] in ("--iters", "--warmup") for word in pair] == ours
 
 
 @pytest.mark.parametrize("library", list(mpi.LIBRARIES))
