@@ -14,7 +14,6 @@ from ringreduce.bench.memory import check_room
 from ringreduce.bench.options import Options, parse
 from ringreduce.bench.start import started
 from ringreduce.errors import Error
-from ringreduce.launch.command_line.host_options import without_host_options
 
 
 def main(argv: Sequence[str]) -> int:
@@ -29,8 +28,7 @@ def main(argv: Sequence[str]) -> int:
             from ringreduce.bench import versus
 
             return versus.run(options)
-        launch = [*options.ringrun, "--bind", options.bind]
-        status = started("ringreduce.bench", without_host_options(argv), options.ranks, options.hosts, launch)
+        status = started("ringreduce.bench", argv, options.ranks, options.hosts, options.ringrun, options.bind)
         if status is not None:
             return status
         return run(options)

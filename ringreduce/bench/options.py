@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from ringreduce.bench.collectives import COLLECTIVES
 from ringreduce.bench.oracle import DTYPES, OPS
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.launch.command_line.host_options import add_host_options, hosts_and_ranks, ringrun_words
+from ringreduce.launch.command_line.host_options import add_launch_options, hosts_and_ranks, ringrun_words
 from ringreduce.launch.command_line.hosts import Host
 
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 DEFAULT_RANKS = 2
+DEFAULT_BIND = "core"
 DEFAULT_SIZES = "8,512,4K,64K,1M,16M,128M"
 DEFAULT_BEGIN, DEFAULT_FACTOR = "8", 2
 DEFAULT_ROUNDS, DEFAULT_DEADLINE_S = 3, 120.0
@@ -22,7 +23,7 @@ DEFAULT_ROUNDS, DEFAULT_DEADLINE_S = 3, 120.0
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure. iters and warmup are None where each size chooses its own."""
+    """What to measure. iters and warmup are None where each size chooses its own, bind where nobody says."""
 
     collective: str
     ranks: int | None
@@ -34,7 +35,7 @@ class Options:
     in_place: bool
     iters: int | None
     warmup: int | None
-    bind: str
+    bind: str | None
     check: bool
     json: str | None
     limit: bool = False
@@ -163,7 +164,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("collective", choices=list(COLLECTIVES))
     add("-np", "--np", dest="ranks", type=positive, metavar="N", help="ranks to start (default 2, or those started)")
-    add_host_options(parser, "ranks on these hosts, host:slots,...: the limit is then that of the links between them")
+    add_launch_options(parser, "ranks on these hosts, host:slots,...: the limit is then that of the links between them")
     add("--sizes", metavar="LIST", help=f"bytes per rank, such as 8,4K,1M (default {DEFAULT_SIZES})")
     add("-b", dest="begin", metavar="SIZE", help=f"the smallest of sizes instead of --sizes (default {DEFAULT_BEGIN})")
     add("-e", dest="end", metavar="SIZE", help="the largest of them (default: that of -b, and no other one)")
@@ -175,7 +176,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--in-place", action=flag, default=True, help="allreduce: the result replaces the input (default)")
     add("--iters", type=positive, metavar="N", help="calls to time (default: by size)")
     add("--warmup", type=positive, metavar="N", help="calls before (default: by size)")
-    add("--bind", default="core", choices=["core", "none"], help="bind each rank to its share of the cores")
     add("--check", action=flag, default=True, help="compare every element of every rank with the exact result")
     add(
         "--json", metavar="FILE", help="also write the results here, on the first host; -: print them, in the last line"

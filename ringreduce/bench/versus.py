@@ -19,7 +19,7 @@ import numpy as np
 from ringreduce.bench import comparison, drawing, machine, peers, report, terminal, versus_table
 from ringreduce.bench.collectives import COLLECTIVES, SMALL_NBYTES
 from ringreduce.bench.memory import without_room
-from ringreduce.bench.options import DEFAULT_RANKS
+from ringreduce.bench.options import DEFAULT_BIND, DEFAULT_RANKS
 from ringreduce.bench.oracle import DTYPES
 from ringreduce.bench.peers.cell import Cell, Outcome, Peer
 from ringreduce.bench.peers.cell import run as run_cell
@@ -67,7 +67,7 @@ def run(options: Options) -> int:
         "op": options.op if COLLECTIVES[options.collective].reduces else None,
         "ranks": ranks,
         "cores": cores,
-        "bind": options.bind,
+        "bind": options.bind or DEFAULT_BIND,
         "hosts": [hosts_text([host]) for host in options.hosts],
         "rounds": options.rounds,
         "competitors": [competitor.name for competitor in competitors],
@@ -106,7 +106,7 @@ def cell(options: Options, competitor: Peer, nbytes: int, ranks: int, cores: tup
         iters=0,
         warmup=0,
         check=options.check and first,
-        bind=options.bind,
+        bind=options.bind or DEFAULT_BIND,
         hosts=tuple((host.name, host.slots) for host in options.hosts),
         ringrun=options.ringrun,
         is_paced=options.iters is None,

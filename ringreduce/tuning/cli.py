@@ -19,12 +19,7 @@ from ringreduce.bench.options import positive
 from ringreduce.bench.start import started
 from ringreduce.errors import Error, InvalidArgumentError
 from ringreduce.job.collective_json import allgather_json
-from ringreduce.launch.command_line.host_options import (
-    add_host_options,
-    hosts_and_ranks,
-    ringrun_words,
-    without_host_options,
-)
+from ringreduce.launch.command_line.host_options import add_launch_options, hosts_and_ranks, ringrun_words
 from ringreduce.plan import FILE_NBYTES, VARIABLE, Plan, processor, ranks_by_host
 from ringreduce.timeline.ranges import ranges
 from ringreduce.timeline.whole_file import whole_file
@@ -50,8 +45,7 @@ def main(argv: Sequence[str]) -> int:
         if given := [knob.name for knob in knobs if knob.value not in ("", knob.default)]:
             raise InvalidArgumentError(f"ringreduce tune: unset {', '.join(given)}: it decides what is to be measured")
         hosts, ranks = hosts_and_ranks(args, "ringreduce tune")
-        launch = [*ringrun_words(args, hosts), "--bind", args.bind]
-        status = started("ringreduce.tuning", without_host_options(argv), ranks, hosts, launch)
+        status = started("ringreduce.tuning", argv, ranks, hosts, ringrun_words(args, hosts), args.bind)
         if status is not None:
             return status
         return run(args.output)
@@ -183,7 +177,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("-np", "--np", dest="ranks", type=positive, metavar="N", help="ranks to start (default 2, or those started)")
-    add_host_options(parser, "ranks on these hosts, host:slots,...")
-    add("--bind", default="core", choices=["core", "none"], help="bind each rank to its share of the cores")
+    add_launch_options(parser, "ranks on these hosts, host:slots,...")
     add("-o", "--output", metavar="FILE", help="write the plan here, on the first host")
     return parser

@@ -1,4 +1,4 @@
-"""The options by which other commands say on which hosts ringrun is to start their ranks, and how ssh gets there."""
+"""The options by which other commands say how ringrun is to start their ranks: on which hosts, and by which ssh."""
 
 from __future__ import annotations
 
@@ -33,6 +33,14 @@ def add_host_options(parser: argparse.ArgumentParser, purpose: str) -> None:
     add("--network-interface", "--network-interfaces", metavar="IF", action=AlsoNames)
 
 
+def add_launch_options(parser: argparse.ArgumentParser, purpose: str) -> None:
+    """As add_host_options(), for commands whose ranks all run this command again; without --bind "bind" is None."""
+    add_host_options(parser, purpose)
+    parser.add_argument(
+        "--bind", choices=["core", "none"], help="bind each rank to its share of the cores (default core)"
+    )
+
+
 def host_list(args: argparse.Namespace) -> list[Host]:
     """The hosts of the options; none where there are none. Raises InvalidArgumentError, as for ssh's options alone."""
     hosts = named_hosts(args.hosts, args.hostfile)
@@ -64,10 +72,13 @@ def refuse_for_others(args: argparse.Namespace) -> None:
         raise InvalidArgumentError(f"{option} is for other hosts, and this is the only one: leave it out")
 
 
-def without_host_options(words: Sequence[str]) -> list[str]:
-    """A command line without these options: ranks do not need them, nor have the file of --hostfile."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    add_host_options(parser, "")
+def without_launch_options(words: Sequence[str]) -> list[str]:
+    """A command line without those options: ranks do not need them, nor have the file of --hostfile.
+
+    words: what the command's own parser has taken, shortened options too.
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    add_launch_options(parser, "")
     return parser.parse_known_args(list(words))[1]
 
 

@@ -25,6 +25,8 @@ from ringreduce.bench.oracle import DTYPES, OPS, Oracle
 from ringreduce.bench.peers import find
 from ringreduce.bench.percentile import p99
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.launch.binding import cores_of
+from ringreduce.tuning.cli import main as tune
 
 RunRanks = Callable[..., list[Any]]
 
@@ -141,6 +143,28 @@ def test_the_command_starts_its_own_ranks(tmp_path: Path) -> None:
     assert [(row[0], row[2], row[3], row[-2]) for row in rows] == [
         (size, "float32", "sum", "0") for size in ("1024", "8192", "65536")
     ]
+
+
+@pytest.mark.parametrize("command", [main, tune], ids=["bench", "tune"])
+def test_ranks_of_another_launcher_are_bound_by_it(
+    command: Callable[[Sequence[str]], int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("RANK", "1"), ("SIZE", "4"), ("LOCAL_RANK", "1"), ("LOCAL_SIZE", "4")):
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
+    assert command([*(["allreduce"] if command is main else []), "--bind", "none"]) == 2
+    said = capsys.readouterr().err
+    assert "--bind none inside a job of 4 ranks (openmpi): leave it out, the launcher binds its ranks" in said
+
+
+@pytest.mark.parametrize(("words", "shared"), [([], False), (["--bin", "none"], True), (["--bind=none"], True)])
+def test_own_ranks_are_bound_as_the_user_says(words: list[str], shared: bool, tmp_path: Path) -> None:
+    if cores_of(os.sched_getaffinity(0)) < 2:
+        pytest.skip("two ranks have the same core here anyway")
+    file = tmp_path / "rows.json"
+    argv = ["allreduce", "-np", "2", "--sizes", "8", "--no-limit", *QUICK, "--json", str(file), *words]
+    completed([sys.executable, "-m", "ringreduce.bench", *argv], check=True)
+    first, second = json.loads(file.read_text())["meta"]["binding"]
+    assert (first == second) is shared
 
 
 def bench_with_a_lie(*commands: Sequence[str]) -> list[int]:
