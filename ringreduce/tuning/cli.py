@@ -7,10 +7,10 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import ringreduce
 from ringreduce import config, state
@@ -60,9 +60,9 @@ def run(output: str | None) -> int:
     Where the reader of what it prints has gone (`| head`), it writes the plan all the same.
     """
     path = os.path.abspath(output) if output is not None else None
-    with ringreduce.init(), ExitStack() as stack:
+    with ringreduce.init():
         prints = ringreduce.rank() == 0
-        draft = _draft(path, stack)
+        report.check_on_first(path)
         facts = report.meta()
         cores = report.cores(facts)
         hosts = state.require().hosts
@@ -96,7 +96,7 @@ def run(output: str | None) -> int:
             sizes.eager_nbytes if len(ranks) == 1 else 0,
             _for_people(facts, reductions, choices),
         )
-        _write(draft, plan)
+        _write(path, plan)
         if prints:
             if choices:
                 terminal.shown(table.choices_text(choices))
@@ -112,35 +112,21 @@ def run(output: str | None) -> int:
     return 0
 
 
-def _draft(path: str | None, stack: ExitStack) -> BinaryIO | None:
-    """On rank 0 the file that gets this name when the stack ends well. Collective.
-
-    Raises InvalidArgumentError on all ranks where it cannot be written.
-    """
-    file, problem = None, ""
+def _write(path: str | None, plan: Plan) -> None:
+    """On rank 0 writes the file. Collective: raises InvalidArgumentError on all ranks where that cannot be, or where
+    init() would refuse the file for its size."""
+    problem = ""
     if path is not None and ringreduce.rank() == 0:
+        text = plan.text().encode()
         try:
-            file = stack.enter_context(whole_file(Path(path)))
+            if len(text) > FILE_NBYTES:
+                raise InvalidArgumentError(
+                    f"ringreduce tune: the plan has {len(text)} bytes, and init() reads {FILE_NBYTES} at most"
+                )
+            with whole_file(Path(path)) as file:
+                file.write(text)
         except InvalidArgumentError as error:
             problem = str(error)
-    _raise_on_all(problem)
-    return file
-
-
-def _write(draft: BinaryIO | None, plan: Plan) -> None:
-    """Collective: raises InvalidArgumentError on all ranks where init() would refuse the file for its size."""
-    problem = ""
-    if draft is not None:
-        text = plan.text().encode()
-        if len(text) > FILE_NBYTES:
-            problem = f"ringreduce tune: the plan has {len(text)} bytes, and init() reads {FILE_NBYTES} at most"
-        else:
-            draft.write(text)
-    _raise_on_all(problem)
-
-
-def _raise_on_all(problem: str) -> None:
-    """Collective: raises InvalidArgumentError where rank 0 has a problem."""
     problem = allgather_json(ringreduce.global_process_set.group, "tuning.output", problem)[0]
     if problem:
         raise InvalidArgumentError(problem)

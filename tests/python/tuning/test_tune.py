@@ -108,10 +108,29 @@ def test_a_plan_says_shortly_where_ranks_were(tmp_path: Path) -> None:
         assert plan.read(str(path)) == one
 
 
-def test_a_plan_that_init_would_refuse_gets_no_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(cli, "FILE_NBYTES", 100)
+def without_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("RINGREDUCE_")]:
         monkeypatch.delenv(name)
+
+
+def test_nothing_is_there_to_be_left_while_it_measures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By a signal that ends it, for instance."""
+    without_launcher(monkeypatch)
+    files = []
+
+    def measured(*_: Any) -> Costs:
+        files.append(list(tmp_path.iterdir()))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.costs, "measured", measured)
+    with pytest.raises(KeyboardInterrupt):
+        cli.run(str(tmp_path / "plan.json"))
+    assert files == [[]]
+
+
+def test_a_plan_that_init_would_refuse_gets_no_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cli, "FILE_NBYTES", 100)
+    without_launcher(monkeypatch)
     with pytest.raises(InvalidArgumentError, match=r"the plan has \d+ bytes, and init\(\) reads 100 at most"):
         cli.run(str(tmp_path / "plan.json"))
     assert list(tmp_path.iterdir()) == []
