@@ -24,11 +24,14 @@ from ringreduce.compat.finder import FOLDER, Finder
 VARIABLE = "RINGREDUCE_AS_HOROVOD"
 """1: the name horovod is ringreduce's; force: also where Horovod is installed; 0 or unset: it is not."""
 
-__all__ = ["FOLDER", "VARIABLE", "install", "is_installed", "switch_on"]
+__all__ = ["FOLDER", "VARIABLE", "install", "is_installed", "search_path", "switch_on"]
 
 
 def install(force: bool = False) -> None:
     """Makes `import horovod` and its submodules find ringreduce, in this process from here on. Idempotent.
+
+    The ranks that ringreduce.run() and horovod.run() start have the name too, and hide the package where this process
+    was asked to.
 
     Args:
         force: also where a package named horovod is installed, which is hidden then.
@@ -37,7 +40,9 @@ def install(force: bool = False) -> None:
         RuntimeError: a package named horovod has been imported, or, unless forced, is installed. It is no ImportError,
             because scripts that try `import horovod` and go on without it would train on one rank.
     """
-    if is_installed():
+    finder = _finder()
+    if finder is not None:
+        finder.forced = finder.forced or force
         return
     loaded = sys.modules.get("horovod")
     if loaded is not None and FOLDER not in (getattr(loaded, "__file__", None) or ""):
@@ -51,24 +56,36 @@ def install(force: bool = False) -> None:
             f"ringreduce.compat: a package named horovod is installed at {installed}. Uninstall it (pip uninstall "
             f"horovod), or hide it: ringreduce.compat.install(force=True), or {VARIABLE}=force"
         )
-    sys.meta_path.insert(0, Finder())
+    sys.meta_path.insert(0, Finder(force))
 
 
 def is_installed() -> bool:
     """Whether the name horovod is ringreduce's in this process."""
-    return any(isinstance(finder, Finder) for finder in sys.meta_path)
+    return _finder() is not None
+
+
+def search_path() -> list[str]:
+    """sys.path for a Python that this process starts: it begins with FOLDER where the name is ringreduce's here."""
+    return [FOLDER, *(entry for entry in sys.path if entry != FOLDER)] if is_installed() else sys.path
 
 
 def switch_on(environ: MutableMapping[str, str]) -> None:
     """Switches the name on for a program and its children: sets RINGREDUCE_AS_HOROVOD and begins PYTHONPATH.
 
     Args:
-        environ: the variables that the program gets; a value "force" stays.
+        environ: the variables that the program gets; a value "force" stays, and is set where install() was forced.
     """
-    if not _switched_on(environ):
+    finder = _finder()
+    if finder is not None and finder.forced:
+        environ[VARIABLE] = "force"
+    elif not _switched_on(environ):
         environ[VARIABLE] = "1"
     others = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != FOLDER]
     environ["PYTHONPATH"] = os.pathsep.join([FOLDER, *others])
+
+
+def _finder() -> Finder | None:
+    return next((finder for finder in sys.meta_path if isinstance(finder, Finder)), None)
 
 
 def _switched_on(environ: Mapping[str, str]) -> bool:

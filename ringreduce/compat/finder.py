@@ -30,7 +30,14 @@ ALIASES = {
 
 
 class Finder(MetaPathFinder):
-    """Finds horovod and what is below it; it is the first of sys.meta_path."""
+    """Finds horovod and what is below it; it is the first of sys.meta_path.
+
+    Args:
+        forced: whether it is to hide a package named horovod that is installed.
+    """
+
+    def __init__(self, forced: bool) -> None:
+        self.forced = forced
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 import warnings
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from ringreduce import compat
 from ringreduce.errors import InvalidArgumentError, TimeoutError, UnavailableError
 from ringreduce.launch import worker
 from ringreduce.launch.binding import cpu_shares
@@ -106,6 +108,8 @@ def run(
     added = dict(env or {})
     if not all(isinstance(word, str) for item in added.items() for word in item):
         raise InvalidArgumentError(f"run(env={added!r}): names and values of variables are strings")
+    if compat.is_installed():
+        compat.switch_on(ChainMap(added, os.environ))
     if start_timeout is not None:
         added["RINGREDUCE_INIT_TIMEOUT"] = f"{start_timeout:g}"
     python = executable or sys.executable

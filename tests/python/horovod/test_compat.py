@@ -215,3 +215,35 @@ def test_horovod_run() -> None:
     assert "far.example" in lines[0]
     assert "min_num_proc" in lines[1]
     assert "use_gloo" in lines[2]
+
+
+TRAIN = """
+def train():
+    import horovod
+    import os
+
+    from horovod.common.basics import HorovodBasics
+
+    with HorovodBasics().init() as world:
+        return world.size, horovod.__file__, os.environ["RINGREDUCE_AS_HOROVOD"], os.environ["PYTHONPATH"]
+"""
+
+
+@pytest.mark.parametrize("call", ["horovod.run", "ringreduce.run"])
+@pytest.mark.parametrize("forced", [False, True])
+def test_the_ranks_of_run_have_the_name_that_install_has_given(tmp_path: Path, call: str, forced: bool) -> None:
+    (tmp_path / "training.py").write_text(TRAIN)
+    if forced:
+        (tmp_path / "horovod").mkdir()
+        (tmp_path / "horovod" / "__init__.py").write_text("raise SystemExit('the package that is hidden')")
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    text = python(
+        "from ringreduce import compat",
+        f"compat.install({forced})",
+        "import horovod, ringreduce, training",
+        f"answers = {call}(training.train, num_proc=2, env={{'PYTHONPATH': {path!r}}})",
+        "print(*answers, sep='\\n')",
+        PYTHONPATH=path,
+    )
+    for_children = ("force" if forced else "1", f"{FOLDER}{os.pathsep}{path}")
+    assert text.splitlines() == [str((2, str(FOLDER / "horovod" / "__init__.py"), *for_children))] * 2
