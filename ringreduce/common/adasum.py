@@ -57,6 +57,10 @@ def _pair(a: Vector, b: Vector) -> Vector:
 
 def _dot(a: Vector, b: Vector) -> float:
     """The dot product in one order on every machine: a BLAS's depends on threads and on where the vectors lie."""
-    return math.fsum(
+    partial = [
         float(np.add.reduce(a[start : start + BLOCK] * b[start : start + BLOCK])) for start in range(0, len(a), BLOCK)
-    )
+    ]
+    try:
+        return math.fsum(partial)
+    except (ValueError, OverflowError):  # infinities of both signs; a sum that is too large
+        return sum(partial)

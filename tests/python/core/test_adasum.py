@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ringreduce.torch as hvd  # noqa: E402
+from ringreduce.common.adasum import BLOCK, combine  # noqa: E402
 
 EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-22, "float64": 2.0**-48}
 
@@ -110,3 +111,18 @@ def combine_everything() -> str:
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_adasum(size: int, run_ranks: Callable[..., Any]) -> None:
     assert len(set(run_ranks(combine_everything, size))) == 1
+
+
+@pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
+@pytest.mark.parametrize(("first", "last"), [(np.inf, -np.inf), (np.inf, np.nan), (1e154, 1e154)])
+def test_infinities_give_what_the_formula_gives_whatever_the_number_of_elements(first: float, last: float) -> None:
+    """With BLOCK elements or fewer one partial sum has both values; with more each has one of its own."""
+    found = []
+    for count in (2, BLOCK + 1):
+        a, b = np.zeros(count), np.ones(count)
+        a[0], a[-1] = first, last
+        b[1:-1] = 0.0
+        result = combine([a, b])
+        assert not result[1:-1].any() or np.isnan(result).all()
+        found.append(result[[0, -1]])
+    np.testing.assert_array_equal(found[0], found[1])
