@@ -2,7 +2,7 @@
 
 PID is the host's process 1. The command keeps the working directory, ends with this process, and gets the signals that
 this one gets; its exit status, or 128 + its signal, is this one's. If the command has the terminal and ends by SIGINT,
-this process ends by SIGINT.
+this process ends by SIGINT; if it stops, as by Ctrl-Z, this process group stops too, until a shell lets it go on.
 """
 
 from __future__ import annotations
@@ -61,14 +61,43 @@ def main(pid: int, command: list[str]) -> int:
     for signum in FORWARDED:
         signal.signal(signum, forward)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    has_terminal = takes_terminal
+    while os.WIFSTOPPED(end := os.waitpid(child, os.WUNTRACED if takes_terminal else 0)[1]):
+        has_terminal = stop_too(child, has_terminal)
+    status = os.waitstatus_to_exitcode(end)
     if takes_terminal:
-        if os.getppid() == parent:  # else a shell has noticed that its command is gone, and has the terminal
+        # Where the parent has gone, a shell has noticed that its command is gone, and has the terminal.
+        if has_terminal and os.getppid() == parent:
             set_foreground(os.getpgrp())
         if status == -signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
     return status if status >= 0 else 128 - status
+
+
+def stop_too(child: int, has_terminal: bool) -> bool:
+    """Stops this process group, as the command's has stopped, and lets the command go on when this group does.
+
+    A group that no shell could let go on does not stop: the kernel ignores SIGTSTP there. Nor does one that a shell has
+    brought to the foreground while it ran, which the command learns only as it reads.
+
+    Args:
+        child: the command's process group.
+        has_terminal: whether the command was in the foreground.
+
+    Returns:
+        Whether it is now.
+    """
+    own = os.getpgrp()
+    if has_terminal:
+        set_foreground(own)
+    if has_terminal or foreground_group() != own:
+        os.killpg(0, signal.SIGTSTP)
+    has_terminal = foreground_group() == own
+    if has_terminal:
+        set_foreground(child)
+    os.killpg(child, signal.SIGCONT)
+    return has_terminal
 
 
 def foreground_group() -> int | None:

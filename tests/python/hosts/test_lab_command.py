@@ -191,6 +191,35 @@ def test_ctrl_c_ends_the_script_that_has_called_the_lab() -> None:
         assert script.wait(LAB_S) == -signal.SIGINT
 
 
+def test_ctrl_z_stops_the_lab_until_the_shell_lets_it_go_on() -> None:
+    with on_terminal(["bash", "--norc", "--noprofile", "-i"]) as (shell, terminal):
+        lab = shlex.join([*LAB, "sh", "-c", "echo up-$((40 + 2)); read line; echo read-$line"])
+        os.write(terminal, f"{lab}\n".encode())
+        text = read_until(terminal, "up-42")
+        os.write(terminal, b"\x1a")
+        read_until(terminal, "Stopped", text)
+        assert os.tcgetpgrp(terminal) == shell.pid
+        os.write(terminal, b"echo shell-$((40 + 3)); bg; wait %1; echo waited-$?\n")
+        text = read_until(terminal, "shell-43")
+        read_until(terminal, f"waited-{128 + signal.SIGTSTP}", text)  # it wants to read, and is in the background
+        os.write(terminal, b"echo shell-$((40 + 4)); fg\n")
+        text = read_until(terminal, "shell-44")
+        read_until(terminal, "ringreduce lab", text)  # the line of the job, which the shell shows
+        os.write(terminal, b"words\n")
+        text = read_until(terminal, "read-words")
+        read_until(terminal, "carried: ", text)
+        os.write(terminal, b"echo shell-$((40 + 5))\n")
+        read_until(terminal, "shell-45")
+
+
+def test_a_lab_that_no_shell_can_let_go_on_does_not_stop() -> None:
+    with on_terminal([*LAB, "sh", "-c", "echo up-$((40 + 2)); read line; echo read-$line"]) as (lab, terminal):
+        text = read_until(terminal, "up-42")
+        os.write(terminal, b"\x1awords\n")
+        read_until(terminal, "read-words", text)
+        assert lab.wait(LAB_S) == 0
+
+
 CONNECT = """
 import socket, time
 began_s = time.monotonic()
