@@ -91,6 +91,17 @@ def test_the_documented_line_of_a_launcher(launcher: str, tmp_path: Path) -> Non
     ]
 
 
+def test_ssh_reaches_hosts_where_roots_password_is_locked(tmp_path: Path) -> None:
+    """As `passwd --lock root` and many images leave it: sshd without PAM refuses such an account."""
+    locked = re.sub("^root:[^:]*", "root:!", Path("/etc/shadow").read_text(), flags=re.MULTILINE)
+    (tmp_path / "shadow").touch(0o600)
+    (tmp_path / "shadow").write_text(locked)
+    inside = "stat -c %a /etc/shadow && $LAB_SSH a hostname"
+    script = f"mount --bind {tmp_path}/shadow /etc/shadow && {shlex.join([*LAB, 'sh', '-c', inside])}"
+    done = completed(["unshare", "--mount", "sh", "-c", script], env=clean_environment())
+    assert done.stdout == "600\na\n", done.stderr
+
+
 # --- the working directory --------------------------------------------------------------------------------------------
 
 

@@ -1,10 +1,11 @@
-"""What a process on a lab's host has of the user's variables: settings, and no place in a job."""
+"""What a lab's host has of the machine, asked without a lab: the user's variables but no place in a job, and root."""
 
 from __future__ import annotations
 
 import pytest
 
 from ringreduce.lab.host_environment import variables, without_launchers
+from ringreduce.lab.keeper import with_root_unlocked
 
 SETTINGS = {
     "HOROVOD_FUSION_THRESHOLD": "1048576",
@@ -53,3 +54,9 @@ def test_a_host_has_the_users_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_host_has_no_place_in_a_job(launcher: str) -> None:
     kept = {name: value for name, value in SETTINGS.items() if launcher != "srun" or not name.startswith("SLURM_")}
     assert without_launchers(SETTINGS | dict.fromkeys(PLACES[launcher], "1")) == kept
+
+
+@pytest.mark.parametrize("field", ["!", "!$6$salt$hash", "", "*"])
+def test_a_host_has_a_root_whom_sshd_lets_in(field: str) -> None:
+    others = "daemon:*:20000:0:99999:7:::\nrooted:!:20000:0:99999:7:::\n"
+    assert with_root_unlocked(f"root:{field}:20000:0:99999:7::1:\n{others}") == f"root:*:::::::\n{others}"
