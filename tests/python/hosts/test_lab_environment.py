@@ -1,9 +1,14 @@
-"""What a lab's host has of the machine, asked without a lab: the user's variables but no place in a job, and root."""
+"""What a lab needs of the machine, and what its hosts have of it: settings but no place in a job, and root."""
 
 from __future__ import annotations
 
+import errno
+import os
+from pathlib import Path
+
 import pytest
 
+from ringreduce.lab import kernel, requirements
 from ringreduce.lab.host_environment import variables, without_launchers
 from ringreduce.lab.keeper import with_root_unlocked
 
@@ -60,3 +65,43 @@ def test_a_host_has_no_place_in_a_job(launcher: str) -> None:
 def test_a_host_has_a_root_whom_sshd_lets_in(field: str) -> None:
     others = "daemon:*:20000:0:99999:7:::\nrooted:!:20000:0:99999:7:::\n"
     assert with_root_unlocked(f"root:{field}:20000:0:99999:7::1:\n{others}") == f"root:*:::::::\n{others}"
+
+
+@pytest.fixture(name="as_root_with_tools")
+def pretend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """As far as missing() asks, this process is root, has all tools and can enter namespaces; `unshare` succeeds."""
+    for tool in requirements.TOOLS:
+        (tmp_path / tool).write_text("#!/bin/sh\n")
+        (tmp_path / tool).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(kernel, "enter", lambda pid, flags: None)
+    monkeypatch.setattr(requirements, "UID_MAP", tmp_path / "uid_map")
+    return tmp_path
+
+
+def missing() -> str | None:
+    return requirements.missing.__wrapped__()
+
+
+def test_a_kernel_without_user_namespaces_may_have_a_lab(as_root_with_tools: Path) -> None:
+    assert missing() is None
+    (as_root_with_tools / "uid_map").write_text("0 100000 65536\n")
+    assert "not a user namespace's" in str(missing())
+
+
+def test_a_trial_that_does_not_end_is_a_reason(as_root_with_tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (as_root_with_tools / "unshare").write_text("#!/bin/sh\nexec sleep 1000\n")
+    monkeypatch.setattr(requirements, "TRIAL_TIMEOUT_S", 0.1)
+    assert "took longer than 0.1 s" in str(missing())
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOSYS])
+def test_a_kernel_that_cannot_enter_a_process_is_too_old(
+    as_root_with_tools: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def enter(pid: int, flags: int) -> None:
+        raise OSError(code, f"setns to process {pid}: {os.strerror(code)}")
+
+    monkeypatch.setattr(kernel, "enter", enter)
+    assert "needs Linux 5.8" in str(missing())
