@@ -128,10 +128,19 @@ def scatter_async(
             f"scatter of {source.dtype.name} {list(source.shape)} into {group.size} times {target.dtype.name} "
             f"{list(target.shape)}: the root's tensor has {group.size} times the elements of output, in its dtype"
         )
-    if isinstance(source, np.ndarray) and isinstance(target, np.ndarray) and np.may_share_memory(source, target):
+    if source is not None and _overlap(source, target, root):
         source = copy(source)  # the root's part would be written before the others' parts were sent
     work = submit(None if source is None else native(source), native(target), root, name)
     return Handle(work, lambda _: output, keep=source)
+
+
+def _overlap(source: Memory, target: Memory, root: int) -> bool:
+    """Whether what scatter deals out and the root's output share memory; on a GPU not where that is the root's part."""
+    if isinstance(source, gpu.Operand) and isinstance(target, gpu.Operand):
+        begin, other = source.address, target.address
+        is_shared = begin < other + target.nbytes and other < begin + source.nbytes
+        return is_shared and other != begin + root * target.nbytes
+    return isinstance(source, np.ndarray) and isinstance(target, np.ndarray) and np.may_share_memory(source, target)
 
 
 def broadcast(

@@ -44,6 +44,11 @@ class Operand(NamedTuple):
         """Number of elements."""
         return math.prod(self.shape)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+        return self.size * self.dtype.itemsize
+
     def native(self, code: int) -> tuple[int, tuple[int, ...], int, Any, int, int]:
         """The form that the core takes."""
         return (self.address, self.shape, code, self.keep, self.ordinal, self.stream)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import oracle
 import pytest
-from fake_cuda import Gpu
+from fake_cuda import Array, Gpu
 from fake_gpu_ranks import coming, environment, memory, on, total, whole
 from ranks import run_ranks
 
@@ -141,6 +141,36 @@ def test_reductions(size: int, path: str) -> None:
 @pytest.mark.parametrize("size", [1, 3])
 def test_movements(size: int, path: str) -> None:
     run_ranks(movements, size, env=environment(RINGREDUCE_GPU_PATH=path))
+
+
+class Rows:
+    """A row of somebody's array, from this element on; it has the array's memory."""
+
+    def __init__(self, array: Array, first: int) -> None:
+        self.dtype = array.dtype
+        self.array = array
+        offered = array.__cuda_array_interface__
+        address = offered["data"][0] + first * array.dtype.itemsize
+        self.__cuda_array_interface__ = {**offered, "shape": array.shape[1:], "data": (address, False)}
+
+
+def scattered_into_itself() -> None:
+    import ringreduce as rr
+
+    with rr.init() as world:
+        stream, rank, size, count = Gpu().stream(), world.rank, world.size, 40_000
+        for root in range(size):
+            for first in (root * count, (root + 1) % size * count, count // 2):
+                content = whole(root, root, (size, count))
+                array = coming(content, stream)
+                output = Rows(array, first)
+                rr.scatter(array if rank == root else None, output, root)
+                assert np.array_equal(on(stream, output), content[rank]), (root, first)
+
+
+@pytest.mark.parametrize("path", ["ipc", "staged"])
+def test_scatter_into_the_roots_own_array(path: str) -> None:
+    run_ranks(scattered_into_itself, 3, env=environment(RINGREDUCE_GPU_PATH=path))
 
 
 def captured() -> None:
