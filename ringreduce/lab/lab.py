@@ -45,7 +45,8 @@ class Lab:
         rate: of each link and direction, as `tc` spells it; None = not shaped.
         shared: folders that all hosts see although they lie below /tmp, /var/tmp, /dev/shm or /run, where each host
             has its own files. lab.folder, the working directory, the interpreter's environment and this process's
-            other sources of modules are always seen.
+            other sources of modules are always seen. One of these four folders itself is each host's own, also where it
+            is the working directory.
         cables: what delays, reorders and loses packets; None = nothing does. One Python process carries the packets of
             all cables, which may be slower than the rate.
 
