@@ -10,7 +10,7 @@ from ringreduce import gpu
 from ringreduce.collectives.buffers import copy, empty, empty_like, native, readable, result, writable
 from ringreduce.collectives.handles import Handle, Submitted, Works, numbered
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.job.process_sets import ProcessSet, global_process_set
+from ringreduce.job.process_sets import ProcessSet, global_process_set, group_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,7 @@ def allgather_async(
     tensor: Any, *, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[Array]:
     """allgather() without waiting. The tensor must not change until the handle is done."""
-    group = process_set.group
+    group = group_of(process_set)
     submit = group.allgather_async
     source = readable(tensor)
     room = _room(source, group.size)
@@ -54,7 +54,7 @@ def grouped_allgather_async(
     tensors: Sequence[Any], *, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[list[Array]]:
     """grouped_allgather() without waiting. The tensors must not change until the handle is done."""
-    group = process_set.group
+    group = group_of(process_set)
     sources = [readable(tensor) for tensor in tensors]  # all are checked before the first goes
     rooms = [_room(source, group.size) for source in sources]
     calls = [
@@ -79,7 +79,7 @@ def gather_async(
     tensor: Any, root_rank: int, *, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[Array | None]:
     """gather() without waiting. The tensor must not change until the handle is done."""
-    group = process_set.group
+    group = group_of(process_set)
     submit = group.gather_async
     root = process_set.position(root_rank, "gather")
     source = readable(tensor)
@@ -118,7 +118,7 @@ def scatter_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Any]:
     """scatter() without waiting. Tensor and output must be left alone until the handle is done."""
-    group = process_set.group
+    group = group_of(process_set)
     submit = group.scatter_async
     root = process_set.position(root_rank, "scatter")
     target = writable(output)
@@ -162,7 +162,7 @@ def broadcast_async(
     tensor: Any, root_rank: int, *, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[Any]:
     """broadcast() without waiting. The tensor may change at once: the operation works on its own copy."""
-    group = process_set.group
+    group = group_of(process_set)
     submit = group.broadcast_async
     root = process_set.position(root_rank, "broadcast")
     source = readable(tensor)
@@ -181,7 +181,7 @@ def broadcast_async_(
     tensor: Any, root_rank: int, *, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[Any]:
     """broadcast_() without waiting. The tensor must be left alone until the handle is done."""
-    submit = process_set.group.broadcast_async
+    submit = group_of(process_set).broadcast_async
     root = process_set.position(root_rank, "broadcast")
     target = writable(tensor)
     return Handle(submit(native(target), root, name), lambda _: tensor)
@@ -210,7 +210,7 @@ def alltoall_async(
     """alltoall() without waiting; the result is (rows, received_splits) in either case, as in Horovod."""
     source = readable(tensor)
     room = _room(source, 1)  # enough where all ranks send each other the same
-    work = process_set.group.alltoall_async(
+    work = group_of(process_set).alltoall_async(
         native(source), rows_for_each(splits), name, None if room is None else native(room)
     )
     return Handle(work, lambda done: (_received(done, source, room), _counts(done)))
@@ -223,7 +223,7 @@ def send(tensor: Any, dest: int, *, tag: int = 0, process_set: ProcessSet = glob
 
 def send_async(tensor: Any, dest: int, *, tag: int = 0, process_set: ProcessSet = global_process_set) -> Handle[None]:
     """send() without waiting. The tensor must not change until the handle is done."""
-    submit = process_set.group.send_async
+    submit = group_of(process_set).send_async
     source = readable(tensor)
     work = submit(native(source), process_set.position(dest, "send"), tag)
     return Handle(work, lambda _: None, keep=source)
@@ -236,7 +236,7 @@ def recv(tensor: Any, source: int, *, tag: int = 0, process_set: ProcessSet = gl
 
 def recv_async(tensor: Any, source: int, *, tag: int = 0, process_set: ProcessSet = global_process_set) -> Handle[Any]:
     """recv() without waiting. The tensor must be left alone until the handle is done."""
-    submit = process_set.group.recv_async
+    submit = group_of(process_set).recv_async
     target = writable(tensor)
     work = submit(native(target), process_set.position(source, "recv"), tag)
     return Handle(work, lambda _: tensor)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable
 from functools import partial
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from ringreduce import _core, state
 from ringreduce.collectives.buffers import code
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.job import collective_json
-from ringreduce.job.process_sets import ProcessSet, global_process_set
+from ringreduce.job.process_sets import ProcessSet, global_process_set, group_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,12 +44,17 @@ def symmetric_empty(
 
     Raises:
         MismatchError: ranks asked for different numbers of bytes; nothing is allocated anywhere.
-        InvalidArgumentError: the dtype is not supported, or the shape is negative.
+        InvalidArgumentError: the dtype is not supported, or the shape is negative or not of ints.
     """
     members = global_process_set if process_set is None else process_set
-    group = members.group
+    group = group_of(members)
     element = np.dtype(dtype)
-    dims = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(dim) for dim in shape)
+    try:
+        dims = tuple(map(index, shape if isinstance(shape, Iterable) else (shape,)))
+    except TypeError:
+        raise InvalidArgumentError(
+            f"symmetric_empty: {shape!r} is no shape: give an int, or a sequence of them"
+        ) from None
     code(element)
     if any(dim < 0 for dim in dims):
         raise InvalidArgumentError(f"symmetric_empty: negative dimensions are not allowed: {list(dims)}")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ringreduce import state
-from ringreduce.job.process_sets import ProcessSet, global_process_set
+from ringreduce.job.process_sets import ProcessSet, global_process_set, group_of
 
 
 def broadcast_object(
@@ -25,7 +25,7 @@ def broadcast_object(
         name: identifies the operation; None uses the order of calls.
     """
     state.finish_in_flight()
-    group = process_set.group
+    group = group_of(process_set)
     submit = group.broadcast_async
     root = process_set.position(root_rank, "broadcast")
     is_root = group.rank == root
@@ -45,7 +45,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
         name: identifies the operation; None uses the order of calls.
     """
     state.finish_in_flight()
-    work = process_set.group.allgather_async(np.frombuffer(dumps(obj), np.uint8), name)
+    work = group_of(process_set).allgather_async(np.frombuffer(dumps(obj), np.uint8), name)
     work.wait()
     content, objects, start = memoryview(work.output or b""), [], 0
     for nbytes in work.counts:

@@ -26,7 +26,7 @@ from ringreduce.collectives import buffers
 from ringreduce.collectives.buffers import PLAIN, native, readable, result, writable
 from ringreduce.collectives.handles import Handle
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.job.process_sets import ProcessSet, global_process_set
+from ringreduce.job.process_sets import ProcessSet, global_process_set, group_of, no_process_set
 
 
 class ReduceOp(IntEnum):
@@ -109,13 +109,17 @@ def allreduce(
     """
     if type(op) is not ReduceOp and type(op) is not int:  # a call of check_op() takes 5 % of a call of 8 bytes
         check_op(op)
+    try:
+        group = process_set.group
+    except AttributeError:
+        raise no_process_set(process_set) from None
     if type(tensor) is ndarray and tensor.dtype in PLAIN and tensor.flags.carray:  # as readable() would have it
         fresh = empty_like(tensor)
-        process_set.group.allreduce(tensor, fresh, op, prescale_factor, postscale_factor, name, wire)
+        group.allreduce(tensor, fresh, op, prescale_factor, postscale_factor, name, wire)
         return fresh
     source = readable(tensor)
     output = buffers.empty_like(source)
-    process_set.group.allreduce(native(source), native(output), op, prescale_factor, postscale_factor, name, wire)
+    group.allreduce(native(source), native(output), op, prescale_factor, postscale_factor, name, wire)
     return result(tensor, output)
 
 
@@ -132,11 +136,15 @@ def allreduce_(
     """allreduce() in place: overwrites the tensor and returns it. It must be writable and contiguous."""
     if type(op) is not ReduceOp and type(op) is not int:
         check_op(op)
+    try:
+        group = process_set.group
+    except AttributeError:
+        raise no_process_set(process_set) from None
     if type(tensor) is ndarray and tensor.dtype in PLAIN and tensor.flags.carray:  # as writable() would have it
-        process_set.group.allreduce(tensor, tensor, op, prescale_factor, postscale_factor, name, wire)
+        group.allreduce(tensor, tensor, op, prescale_factor, postscale_factor, name, wire)
         return tensor
     target = native(writable(tensor))
-    process_set.group.allreduce(target, target, op, prescale_factor, postscale_factor, name, wire)
+    group.allreduce(target, target, op, prescale_factor, postscale_factor, name, wire)
     return tensor
 
 
@@ -154,7 +162,7 @@ def allreduce_async(
     check_op(op)
     source = readable(tensor)
     output = buffers.empty_like(source)
-    work = process_set.group.allreduce_async(
+    work = group_of(process_set).allreduce_async(
         [native(source)], [native(output)], op, prescale_factor, postscale_factor, name, wire
     )
     return Handle(work, lambda _: result(tensor, output), keep=source)
@@ -174,7 +182,7 @@ def allreduce_async_(
     check_op(op)
     memory = writable(tensor)
     target = native(memory)
-    work = process_set.group.allreduce_async([target], [target], op, prescale_factor, postscale_factor, name, wire)
+    work = group_of(process_set).allreduce_async([target], [target], op, prescale_factor, postscale_factor, name, wire)
     return Handle(work, lambda _: tensor)
 
 
@@ -237,11 +245,13 @@ def grouped_allreduce_async(
     tensors = list(tensors)
     if _are_plain(tensors):
         results = list(map(empty_like, tensors))
-        work = process_set.group.allreduce_async(tensors, results, op, prescale_factor, postscale_factor, name, wire)
+        work = group_of(process_set).allreduce_async(
+            tensors, results, op, prescale_factor, postscale_factor, name, wire
+        )
         return Handle(work, lambda _: results)
     sources = [readable(tensor) for tensor in tensors]
     outputs = [buffers.empty_like(source) for source in sources]
-    work = process_set.group.allreduce_async(
+    work = group_of(process_set).allreduce_async(
         [native(source) for source in sources],
         [native(output) for output in outputs],
         op,
@@ -271,7 +281,7 @@ def grouped_allreduce_async_(
     tensors = list(tensors)
     memories = [] if _are_plain(tensors) else [writable(tensor) for tensor in tensors]
     targets = [native(memory) for memory in memories] or tensors
-    work = process_set.group.allreduce_async(targets, targets, op, prescale_factor, postscale_factor, name, wire)
+    work = group_of(process_set).allreduce_async(targets, targets, op, prescale_factor, postscale_factor, name, wire)
     return Handle(work, lambda _: tensors)
 
 

@@ -9,7 +9,7 @@ from ringreduce.collectives.buffers import empty, empty_like, native, readable, 
 from ringreduce.collectives.handles import Handle, Submitted, Works, numbered
 from ringreduce.collectives.ops import Average, check_op
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.job.process_sets import ProcessSet, global_process_set
+from ringreduce.job.process_sets import ProcessSet, global_process_set, group_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +57,7 @@ def reducescatter_async(
 ) -> Handle[Any]:
     """reducescatter() without waiting. The tensor must not change until the handle is done."""
     check_op(op)
-    group = process_set.group
+    group = group_of(process_set)
     submit = group.reducescatter_async
     source = readable(tensor)
     output = _own_rows(source, group)
@@ -96,7 +96,7 @@ def grouped_reducescatter_async(
 ) -> Handle[list[Any]]:
     """grouped_reducescatter() without waiting. The tensors must not change until the handle is done."""
     check_op(op)
-    group = process_set.group
+    group = group_of(process_set)
     tensors = list(tensors)
     sources = [readable(tensor) for tensor in tensors]
     outputs = [_own_rows(source, group) for source in sources]  # all are checked before the first goes
@@ -155,7 +155,7 @@ def reduce_async(
 ) -> Handle[Any]:
     """reduce() without waiting. The tensor must not change until the handle is done."""
     check_op(op)
-    group = process_set.group
+    group = group_of(process_set)
     submit = group.reduce_async
     root = process_set.position(root_rank, "reduce")
     source = readable(tensor)
@@ -168,7 +168,7 @@ def reduce_async(
 def barrier(process_set: ProcessSet = global_process_set, *, name: str | None = None) -> None:
     """Blocks until every rank of the process set has called it."""
     state.finish_in_flight()
-    process_set.group.barrier(name)
+    group_of(process_set).barrier(name)
 
 
 def join(process_set: ProcessSet = global_process_set) -> int:
@@ -187,7 +187,8 @@ def join(process_set: ProcessSet = global_process_set) -> int:
             of this rank on the set, send and recv excepted.
     """
     state.finish_in_flight()
-    last = process_set.ranks[process_set.group.join()]
+    group = group_of(process_set)
+    last = process_set.ranks[group.join()]
     process_set.joined_last = last
     process_set.joins += 1
     return last

@@ -105,7 +105,7 @@ class ProcessSet:
         """The rank within the set of a global rank. Raises InvalidArgumentError when it is no member."""
         try:
             return self._position[rank]
-        except KeyError:
+        except (KeyError, TypeError):  # TypeError: a list, which no dictionary looks up
             raise InvalidArgumentError(
                 f"{call} received invalid root rank {rank} for provided process set; members: {self.ranks}"
             ) from None
@@ -190,6 +190,24 @@ class GlobalProcessSet(ProcessSet):
 
 global_process_set = GlobalProcessSet()
 """All ranks of the job; the default of every `process_set` argument."""
+
+
+def group_of(process_set: ProcessSet) -> Group:
+    """The native group of what a caller has given. Raises InvalidArgumentError where that is no process set."""
+    try:
+        return process_set.group
+    except AttributeError:
+        raise no_process_set(process_set) from None
+
+
+def no_process_set(given: object) -> InvalidArgumentError:
+    """What group_of() raises, for calls of a few bytes: they look the group up themselves."""
+    return InvalidArgumentError(
+        f"process_set={given!r} is no ProcessSet: give what add_process_set([...]) has returned, or leave the argument "
+        "out for all ranks"
+    )
+
+
 _core.framework_end(state.NOT_INITIALIZED)
 
 

@@ -14,7 +14,7 @@ from ringreduce.collectives.handles import Submitted, Works, wait_or_withdraw
 from ringreduce.common.same_start import check_number
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.collective_json import allgather_json
-from ringreduce.job.process_sets import ProcessSet, global_process_set
+from ringreduce.job.process_sets import ProcessSet, global_process_set, group_of
 from ringreduce.torch.profiling import profiled, ranged
 from ringreduce.torch.tensors import in_place, lacks_memory, no_memory, on_stream
 from ringreduce.torch.tracing import BLOCKS, untraced
@@ -63,7 +63,7 @@ def broadcast_parameters(
         if lacks_memory(tensor):
             raise no_memory(tensor)
     check_number("broadcast_parameters", len(named), root_rank, process_set)
-    submit = profiled(process_set.group).broadcast_async
+    submit = profiled(group_of(process_set)).broadcast_async
     root = process_set.position(root_rank, "broadcast")
     memories = [tensor if tensor.is_contiguous() else tensor.detach().contiguous() for _, tensor in named]
     calls = [
@@ -106,7 +106,7 @@ def broadcast_optimizer_state(
     is_in_shards = _is_in_shards(optimizer, root_rank, process_set)
     if not optimizer.state and not is_in_shards:
         _give_zeros(optimizer, model)
-    is_root = process_set.group.rank == process_set.position(root_rank, "broadcast")
+    is_root = group_of(process_set).rank == process_set.position(root_rank, "broadcast")
     tensors: list[torch.Tensor] = []
     # The plain class's gathers nothing, and has the options alone where the state is in shards.
     skeleton = b""
@@ -144,7 +144,7 @@ def _is_in_shards(optimizer: torch.optim.Optimizer, root_rank: int, process_set:
     if shards is None:
         return False
     mine = any(shards.values()) and not optimizer.unsharded_buckets()  # type: ignore[attr-defined]
-    ranks = allgather_json(process_set.group, "broadcast_optimizer_state", mine)
+    ranks = allgather_json(group_of(process_set), "broadcast_optimizer_state", mine)
     is_in_shards: bool = ranks[process_set.position(root_rank, "broadcast")]
     if is_in_shards and not all(ranks):
         without = [rank for rank, has in zip(process_set.ranks, ranks, strict=True) if not has]

@@ -11,7 +11,7 @@ from ringreduce._core import Group, Work
 from ringreduce.collectives.handles import Submitted, Works, numbered
 from ringreduce.collectives.ops import Average, Sum, check_op
 from ringreduce.errors import HorovodInternalError, InvalidArgumentError
-from ringreduce.job.process_sets import ProcessSet
+from ringreduce.job.process_sets import ProcessSet, group_of
 from ringreduce.torch import cuda
 from ringreduce.torch.profiling import profiled
 from ringreduce.torch.tensors import Operand, apart, on_stream, operand, refusal, source
@@ -20,7 +20,7 @@ from ringreduce.torch.tensors import Operand, apart, on_stream, operand, refusal
 def allgathers(tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet) -> Works:
     """Submits an all-gather of each tensor; all operands are checked before the first goes."""
     names = [numbered(name, index, len(tensors)) for index in range(len(tensors))]
-    return gathers(process_set.group, tensors, names)
+    return gathers(group_of(process_set), tensors, names)
 
 
 def gathers(group: Group, tensors: Sequence[torch.Tensor], names: Sequence[str | None]) -> Works:
@@ -69,7 +69,7 @@ def reducescatters(
         HorovodInternalError: op is neither Average nor Sum.
     """
     check_op(op)
-    group = profiled(process_set.group)
+    group = profiled(group_of(process_set))
     submit = group.reducescatter_async
     if op not in (Average, Sum):
         raise HorovodInternalError("Reducescatter currently only supports AVERAGE and SUM.")
@@ -89,7 +89,7 @@ def reduce_to_root(
 ) -> tuple[Work, torch.Tensor | None]:
     """Submits a reduce. On the root the second value is where the result comes, elsewhere None."""
     check_op(op)
-    group = profiled(process_set.group)
+    group = profiled(group_of(process_set))
     root = process_set.position(root_rank, "reduce")
     output = torch.empty_like(tensor) if group.rank == root else None
     target = tensor if output is None else output  # the core writes it on the root only
@@ -101,7 +101,7 @@ def gather_to_root(
     tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
 ) -> tuple[Work, bool]:
     """Submits a gather, and whether this rank is the root, for which received() has the result."""
-    group = profiled(process_set.group)
+    group = profiled(group_of(process_set))
     root = process_set.position(root_rank, "gather")
     return on_stream(group.gather_async(operand(tensor), root, name), tensor), group.rank == root
 
@@ -119,7 +119,7 @@ def scatter_from_root(
     Raises:
         InvalidArgumentError: the root's tensor is not size times the output.
     """
-    group = profiled(process_set.group)
+    group = profiled(group_of(process_set))
     root = process_set.position(root_rank, "scatter")
     if group.rank != root:
         return on_stream(group.scatter_async(None, target, root, name), output), None

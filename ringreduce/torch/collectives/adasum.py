@@ -17,7 +17,7 @@ import torch
 from ringreduce.collectives.handles import Handle, Works
 from ringreduce.common.adasum import check_size, combine
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.job.process_sets import ProcessSet
+from ringreduce.job.process_sets import ProcessSet, group_of
 from ringreduce.torch.profiling import ranged
 from ringreduce.torch.submission import allgathers, received
 from ringreduce.torch.tensors import refusal, source
@@ -47,7 +47,7 @@ def submit(
         PowerOfTwoError: the set's number of ranks is no power of two.
         MismatchError: on waiting, when shapes or dtypes differ.
     """
-    size = process_set.group.size
+    size = group_of(process_set).size
     check_size(size)
     for tensor in [*tensors, *outputs]:
         if not isinstance(tensor, torch.Tensor):

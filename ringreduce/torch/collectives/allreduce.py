@@ -16,7 +16,7 @@ from ringreduce.collectives.handles import Handle
 from ringreduce.collectives.ops import Adasum
 from ringreduce.common.arguments import choose
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.job.process_sets import ProcessSet, global_process_set
+from ringreduce.job.process_sets import ProcessSet, global_process_set, group_of, no_process_set
 from ringreduce.torch.collectives import adasum, autograd
 from ringreduce.torch.collectives.members import place_of
 from ringreduce.torch.compression import Compression, Compressor, NoneCompressor, wire_for
@@ -90,7 +90,11 @@ def allreduce(
         memory = operand(tensor)
     output = empty_like(tensor)
     result = (output.data_ptr(), memory[1], memory[2], output) if len(memory) == 4 else operand(output)
-    profiled(process_set.group).allreduce(memory, result, op, prescale_factor, postscale_factor, name)
+    try:
+        group = process_set.group
+    except AttributeError:
+        raise no_process_set(process_set) from None
+    profiled(group).allreduce(memory, result, op, prescale_factor, postscale_factor, name)
     return output
 
 
@@ -115,7 +119,11 @@ def allreduce_(
             tensor, None, name, op, prescale_factor, postscale_factor, process_set
         ).wait_or_withdraw()
     memory = overwritten(tensor)
-    profiled(process_set.group).allreduce(memory, memory, op, prescale_factor, postscale_factor, name)
+    try:
+        group = process_set.group
+    except AttributeError:
+        raise no_process_set(process_set) from None
+    profiled(group).allreduce(memory, memory, op, prescale_factor, postscale_factor, name)
     return tensor
 
 
@@ -277,5 +285,7 @@ def _submit(
     if op == Adasum:
         settings = (name, prescale_factor, postscale_factor, process_set, result)
         return adasum.submit(sources, outputs, *settings)
-    work = profiled(process_set.group).allreduce_async(srcs, dsts, op, prescale_factor, postscale_factor, name, wire)
+    work = profiled(group_of(process_set)).allreduce_async(
+        srcs, dsts, op, prescale_factor, postscale_factor, name, wire
+    )
     return handle(on_stream(work, *outputs), lambda _: result)

@@ -10,7 +10,7 @@ import torch
 from ringreduce.collectives import reductions
 from ringreduce.collectives.data_movement import rows_for_each
 from ringreduce.collectives.handles import Handle
-from ringreduce.job.process_sets import ProcessSet, global_process_set
+from ringreduce.job.process_sets import ProcessSet, global_process_set, group_of
 from ringreduce.torch.collectives import autograd
 from ringreduce.torch.collectives.members import place_of
 from ringreduce.torch.profiling import profiled, ranged
@@ -41,7 +41,7 @@ def allgather_async(
 ) -> Handle[torch.Tensor]:
     """allgather() without waiting. The tensor must not change until the handle is done."""
     tensor = source(tensor)
-    return handle(gather(process_set.group, operand(tensor), tensor, name), lambda work: received(work, tensor))
+    return handle(gather(group_of(process_set), operand(tensor), tensor, name), lambda work: received(work, tensor))
 
 
 @traceable
@@ -108,7 +108,7 @@ def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[torch.Tensor]:
     """broadcast_() without waiting. The tensor must be left alone until the handle is done."""
-    submit = profiled(process_set.group).broadcast_async
+    submit = profiled(group_of(process_set)).broadcast_async
     root = process_set.position(root_rank, "broadcast")
     return handle(on_stream(submit(in_place(tensor), root, name), tensor), lambda _: tensor)
 
@@ -157,7 +157,7 @@ def alltoall_async(
 ) -> Handle[tuple[torch.Tensor, torch.Tensor]]:
     """alltoall() without waiting; synchronize(handle) gives (rows, received_splits) in either case, as in Horovod."""
     tensor = source(tensor)
-    work = exchange(process_set.group, tensor, _rows_for_each(splits), name)
+    work = exchange(group_of(process_set), tensor, _rows_for_each(splits), name)
     return handle(work, lambda done: (received(done, tensor), _received_splits(done.counts, splits)))
 
 
@@ -167,7 +167,7 @@ def barrier(process_set: ProcessSet = global_process_set, *, name: str | None = 
     if is_compiling():
         torch.ops.ringreduce.barrier(name, place_of(process_set))
     else:
-        profiled(process_set.group).barrier(name)
+        profiled(group_of(process_set)).barrier(name)
 
 
 @untraced(BLOCKS)

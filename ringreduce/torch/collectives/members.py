@@ -14,7 +14,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ringreduce import state
-from ringreduce.job.process_sets import ID_MASK, ProcessSet, global_process_set
+from ringreduce.job.process_sets import ID_MASK, ProcessSet, global_process_set, no_process_set
 from ringreduce.torch.tensors import has_tangent
 
 Members: TypeAlias = ProcessSet | int
@@ -31,6 +31,8 @@ def process_set_of(members: Members) -> ProcessSet:
     """The process set itself; one that raises InvalidArgumentError on use if there is none of that id any more."""
     if isinstance(members, ProcessSet):
         return members
+    if not isinstance(members, int):
+        raise no_process_set(members)
     process_set_id = members & ID_MASK
     return state.require().process_sets.get(process_set_id, NOWHERE) if process_set_id else global_process_set
 

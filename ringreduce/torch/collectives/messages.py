@@ -13,7 +13,7 @@ import torch
 
 from ringreduce.collectives.handles import Handle, wait_or_withdraw
 from ringreduce.common.gradient_numbers import checked_tag, gradient_tag, tag_of_pass, tangent_tag
-from ringreduce.job.process_sets import ProcessSet, global_process_set
+from ringreduce.job.process_sets import ProcessSet, global_process_set, group_of
 from ringreduce.torch.collectives.autograd import Gradients
 from ringreduce.torch.collectives.members import call
 from ringreduce.torch.collectives.tokens import PER_RANK, join, token_of
@@ -89,7 +89,7 @@ def recv_async(
     tensor: torch.Tensor, source: int, tag: int = 0, process_set: ProcessSet = global_process_set
 ) -> Handle[torch.Tensor]:
     """recv() without waiting, and without a gradient. The tensor must be left alone until the handle is done."""
-    submit = profiled(process_set.group).recv_async
+    submit = profiled(group_of(process_set)).recv_async
     work = submit(in_place(tensor), process_set.position(source, "recv"), checked_tag(tag))
     return handle(on_stream(work, tensor), lambda _: tensor)
 
@@ -133,7 +133,7 @@ class Recv(torch.autograd.Function):
         buffer: torch.Tensor, peer: int, tag: int, process_set: ProcessSet
     ) -> tuple[torch.Tensor, torch.Tensor]:
         output = torch.empty_like(source(buffer))
-        group = profiled(process_set.group)
+        group = profiled(group_of(process_set))
         work = group.recv_async(operand(output), process_set.position(peer, "recv"), tag)
         wait_or_withdraw(on_stream(work, output))
         return output, token_of(output)
@@ -165,5 +165,5 @@ def _next_tag(ctx: Any) -> int:
 
 
 def _submit_send(tensor: torch.Tensor, dest: int, tag: int, process_set: ProcessSet) -> Any:
-    submit = profiled(process_set.group).send_async
+    submit = profiled(group_of(process_set)).send_async
     return on_stream(submit(operand(tensor), process_set.position(dest, "send"), tag), tensor)

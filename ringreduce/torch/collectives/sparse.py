@@ -7,7 +7,7 @@ import torch
 from ringreduce.collectives.handles import Handle, Works
 from ringreduce.collectives.ops import Average, Sum
 from ringreduce.errors import InvalidArgumentError, MismatchError
-from ringreduce.job.process_sets import ProcessSet, global_process_set
+from ringreduce.job.process_sets import ProcessSet, global_process_set, group_of
 from ringreduce.torch.submission import gathers, received
 from ringreduce.torch.tracing import ASYNC, untraced
 
@@ -51,7 +51,7 @@ def sparse_allreduce_async(
     values = local.values().contiguous()
     names = [None if name is None else f"{name}.{what}" for what in ("indices", "values")]
     ranks = list(process_set.ranks)  # shutdown() takes them away, and a result may be asked for after it
-    works = gathers(process_set.group, [indices, values], names)
+    works = gathers(group_of(process_set), [indices, values], names)
 
     def finish(done: Works) -> torch.Tensor:
         gathered, counts = received(done.each[0], indices), done.each[0].counts

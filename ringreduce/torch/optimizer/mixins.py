@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.job.process_sets import ProcessSet
+from ringreduce.job.process_sets import ProcessSet, group_of
 from ringreduce.torch.tensors import lacks_memory
 
 
@@ -26,6 +26,7 @@ def check_memory(named: Iterable[tuple[str, torch.Tensor]], process_set: Process
     A single rank reduces nothing, and may have it. Gradients of other wrappers, as of quantized weights, are plain
     tensors, or are refused when they come.
     """
+    group_of(process_set)  # raises for what is no process set
     if not process_set.included() or process_set.size() == 1:
         return
     for name, parameter in named:

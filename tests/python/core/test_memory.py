@@ -55,7 +55,9 @@ def mismatches() -> list[str]:
 
     texts = []
     with rr.init() as world:
-        for shape, dtype in ((world.rank + 1, "f4"), (-1, "f4"), (2, "c8")):
+        wrong: list[tuple[Any, str]] = [(world.rank + 1, "f4"), (-1, "f4"), (2, "c8")]
+        wrong += [(shape, "f4") for shape in ((2.7,), "12", 2.5, None)]
+        for shape, dtype in wrong:
             try:
                 rr.symmetric_empty(shape, dtype)
             except rr.Error as error:
@@ -70,7 +72,9 @@ def test_mismatched_sizes_are_errors_and_leave_the_job_usable() -> None:
         assert "(rank 0: 4, rank 1: 8)" in texts[0]
         assert texts[1].startswith("InvalidArgumentError: symmetric_empty: negative dimensions")
         assert texts[2].startswith("InvalidArgumentError: Tensor type complex64")
-        assert texts[3:] == ["2.0"]
+        for text, shape in zip(texts[3:-1], ("(2.7,)", "'12'", "2.5", "None"), strict=True):
+            assert text.startswith(f"InvalidArgumentError: symmetric_empty: {shape} is no shape: give an int")
+        assert texts[-1] == "2.0"
 
 
 def in_place_without_a_copy(nbytes: int) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,35 @@ def test_before_init() -> None:
     for wrong in (["a"], "01", 3, None, [1.5]):
         with pytest.raises(InvalidArgumentError, match="should be initialized with a list of process ranks"):
             ProcessSet(wrong)  # type: ignore[arg-type]
+
+
+def without_a_set() -> dict[str, str]:
+    import ringreduce as rr
+
+    x = np.ones(2)
+    calls: dict[str, tuple[Any, ...]] = {"scatter": (x, x, 0), "barrier": (), "join": (), "symmetric_empty": (2,)}
+    for form in ("allreduce", "allreduce_", "allreduce_async", "allreduce_async_"):
+        calls |= {form: (x,), f"grouped_{form}": ([x],)}
+    calls |= dict.fromkeys(("allgather", "alltoall", "reducescatter", "allgather_object"), (x,))
+    calls |= dict.fromkeys(("grouped_allgather", "grouped_reducescatter"), ([x],))
+    calls |= dict.fromkeys(("reduce", "gather", "broadcast", "broadcast_", "send", "recv", "broadcast_object"), (x, 0))
+    with rr.init():
+        seen = {}
+        for form, given in calls.items():
+            seen[form] = caught(partial(getattr(rr, form), *given, process_set=[0]))
+            assert rr.allreduce(1, op=rr.Sum) == 2, form  # the job goes on
+        seen["root"] = caught(lambda: rr.broadcast(x, [0]))
+    return seen
+
+
+def test_what_is_no_set_or_no_rank_is_an_error_that_says_what_to_give() -> None:
+    for seen in run_ranks(without_a_set, 2):
+        assert seen.pop("root").startswith("InvalidArgumentError: broadcast received invalid root rank [0]")
+        for form, text in seen.items():
+            assert text.startswith("InvalidArgumentError: process_set=[0] is no ProcessSet: give what add_"), (
+                form,
+                text,
+            )
 
 
 def opposite_orders(rounds: int) -> list[str]:

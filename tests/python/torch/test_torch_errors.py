@@ -4,6 +4,7 @@ TABLE is the error contract of Horovod's torch API: situation, class, phrase. Ev
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -352,3 +353,31 @@ def test_more_elements_than_32_bits_count() -> None:
     rows = [own_rows((1 << 33) + 2, rank, 3) for rank in range(3)]
     assert rows == [2863311532, 2863311531, 2863311531]
     assert sum(rows) == (1 << 33) + 2
+
+
+def without_a_set() -> list[str]:
+    x = torch.ones(2)
+    with hvd.init():
+        calls: dict[str, Any] = {
+            "tracked": partial(hvd.allreduce, x.clone().requires_grad_()),
+            "optimizer": partial(hvd.DistributedOptimizer, torch.optim.SGD([x.clone().requires_grad_()], lr=1)),
+        }
+        for form in ("allreduce", "allreduce_", "allreduce_async", "allgather", "alltoall", "reducescatter"):
+            calls[form] = partial(getattr(hvd, form), x)
+        for form in ("broadcast", "broadcast_", "gather", "reduce", "send", "recv", "broadcast_object"):
+            calls[form] = partial(getattr(hvd, form), x, 0)
+        calls["barrier"] = hvd.barrier
+        calls["grouped_allreduce"] = partial(hvd.grouped_allreduce, [x])
+        wrong = []
+        for form, call in calls.items():
+            try:
+                wrong.append(f"{form}: {call(process_set=[0])}")
+            except Exception as error:
+                if not (isinstance(error, hvd.InvalidArgumentError) and "process_set=[0] is no Proc" in str(error)):
+                    wrong.append(f"{form}: {error!r}")
+            assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2, form  # the job goes on
+    return wrong
+
+
+def test_what_is_no_process_set_is_an_error_that_says_so(run_ranks: Callable[..., Any]) -> None:
+    assert run_ranks(without_a_set, 2) == [[], []]
