@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from ringreduce.bench.collectives import COLLECTIVES
 from ringreduce.launch.binding import cores_of
 
-MARK = "RINGREDUCE_BENCH_CELL"
+MARK = "_RINGREDUCE_BENCH_CELL"
 """In the environment of every process of a cell: what bears it after the deadline is killed, whoever its parent is."""
 SHARED = Path("/dev/shm")
 """Where MPIs have files that only they themselves remove, and not where they are killed."""
