@@ -28,20 +28,20 @@ SCALED_PASSES = (
 )
 
 
-def _is_scale_dynamic(optimizer: Any) -> bool:
-    """Whether a LossScaleOptimizer of tf_keras is around the optimizer that may change its scale.
+def _is_scaled(optimizer: Any) -> bool:
+    """Whether a LossScaleOptimizer of tf_keras is around the optimizer, which it marks."""
+    return bool(getattr(optimizer, "_is_wrapped_by_loss_scale_optimizer", False))
 
-    It marks the optimizer, and is known itself only where it is at work: as one that calls.
-    """
-    if not getattr(optimizer, "_is_wrapped_by_loss_scale_optimizer", False):
-        return False
-    frame: FrameType | None = sys._getframe(1)
+
+def _scaler(optimizer: Any) -> Any:
+    """The LossScaleOptimizer around the optimizer; it is known only where it is at work: as one that calls. Or None."""
+    frame: FrameType | None = sys._getframe(1) if _is_scaled(optimizer) else None
     while frame is not None:
         caller: Any = frame.f_locals.get("self")
         if getattr(caller, "inner_optimizer", None) is optimizer:
-            return bool(caller.dynamic)
+            return caller
         frame = frame.f_back
-    return True
+    return None
 
 
 class GradientReduction:
@@ -142,12 +142,16 @@ class DistributedMixin:
             lambda: me.iterations.assign_add(1, read_value=False),
         )
 
-    def _check(self, variables: Sequence[Any]) -> None:
-        """Raises InvalidArgumentError where what ranks share would depend on gradients that each has for itself."""
+    def _check(self, variables: Sequence[Any], scaler: Any) -> None:
+        """Raises InvalidArgumentError where what ranks share would depend on gradients that each has for itself.
+
+        Args:
+            scaler: _scaler() of this optimizer.
+        """
         process_set = self._reduction.settings.process_set
         if not process_set.included() or process_set.size() == 1:
             return
-        is_scaled = _is_scale_dynamic(self)
+        is_scaled = _is_scaled(self) and getattr(scaler, "dynamic", True)
         if is_scaled and self._agg_helper is not None:
             raise InvalidArgumentError(SCALED_PASSES)
         local = {VariableRef(one) for one in self._reduction.local()}
@@ -162,8 +166,9 @@ class DistributedMixin:
             )
 
     def _allreduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        self._check(variables)
+        scaler = _scaler(self)
+        self._check(variables, scaler)
         if tf.executing_eagerly():
-            self._reduction.first_step.before_apply(self, variables)
+            self._reduction.first_step.before_apply(self if scaler is None else scaler, variables)
         reduce = self._reduction.over_ranks if self._agg_helper is None else self._agg_helper.add
         return reduce(list(gradients), list(variables))

@@ -39,7 +39,7 @@ def broadcast(model: Any, root_rank: int, local_variables: Iterable[Any]) -> Non
     In a graph of TensorFlow 1 these are all of its global variables.
     """
     local = {VariableRef(variable) for variable in local_variables}
-    variables = model.variables + list(model.optimizer.variables())
+    variables = [*model.variables, *optimizer_variables(model.optimizer)]
     if not tf.executing_eagerly():
         variables = tf.compat.v1.global_variables()
     operation = hvd.broadcast_variables([one for one in variables if VariableRef(one) not in local], root_rank)
@@ -77,9 +77,12 @@ def synchronize(model: Any) -> None:
 
 
 def optimizer_variables(optimizer: Any) -> Sequence[Any]:
-    """The optimizer's state."""
+    """The optimizer's state, and a dynamic loss scale, which LossScaleOptimizer.variables leaves out."""
     variables = optimizer.variables  # of tf_keras.optimizers a list that can be called
-    return list(variables() if callable(variables) else variables)
+    state = list(variables() if callable(variables) else variables)
+    if getattr(optimizer, "dynamic_counter", None) is not None:
+        state += [optimizer._loss_scale.current_loss_scale, optimizer.dynamic_counter]
+    return state
 
 
 def name_of(variable: Any) -> str:

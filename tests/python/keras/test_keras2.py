@@ -65,6 +65,7 @@ def everything() -> str:
         skips_together(tf, hvd, make)
         saves(tf, hvd, make)
         compares_what_ranks_start_from(tf, hvd, make)
+        scales_alike(tf, hvd, make)
     callbacks(tf, hvd)
     keras_report_checks.with_either_keras(tf.keras, hvd)
     functions(tf, hvd)
@@ -251,14 +252,19 @@ def saves(tf: Any, hvd: Any, make: Any) -> None:
                 assert hvd.allgather_object(mine) == [mine] * 2
 
 
+def said(train: Any) -> list[str]:
+    """The warnings of this rank about what the ranks start from."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train()
+    return [str(one.message) for one in caught if "first step: " in str(one.message)]
+
+
 def compares_what_ranks_start_from(tf: Any, hvd: Any, make: Any) -> None:
     """One warning on rank 0 where fit() or a loop forgets to broadcast, none where it does not."""
 
     def warned(train: Any) -> list[int]:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            train()
-        return hvd.allgather_object(len([one for one in caught if "first step: " in str(one.message)]))
+        return hvd.allgather_object(len(said(train)))
 
     for broadcasts in (True, False):
         model = model_of(tf, hvd.rank())
@@ -280,6 +286,50 @@ def compares_what_ranks_start_from(tf: Any, hvd: Any, make: Any) -> None:
                     hvd.broadcast_variables(optimizer.variables(), 0)
 
         assert warned(loop) == ([0, 0] if broadcasts else [1, 0])
+
+
+def scales_alike(tf: Any, hvd: Any, make: Any) -> None:
+    """A loss scale that rank 0 alone has restored: the broadcast takes it along; without one it is warned of."""
+    Scaled = tf.keras.mixed_precision.LossScaleOptimizer
+    rank = hvd.rank()
+    for around in (
+        lambda rate: hvd.DistributedOptimizer(Scaled(make(rate), initial_scale=4.0)),
+        lambda rate: Scaled(hvd.DistributedOptimizer(make(rate)), initial_scale=4.0),
+    ):
+        model = model_of(tf, 0)
+        model.compile(around(0.1), loss="mse")
+        restore(model.optimizer, rank)
+        start = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        assert said(lambda model=model, start=start: fit_once(hvd, model, start)) == []
+        scale, counter = float(model.optimizer.loss_scale), int(model.optimizer.dynamic_counter)
+        assert (scale, counter) == (2.0**20, 8)
+        mine = [weight.tolist() for weight in model.get_weights()]
+        assert hvd.allgather_object(mine) == [mine] * 2
+
+        model = model_of(tf, 0)
+        model.compile(around(0.0), loss="mse")  # weights stay alike: only the scale differs
+        restore(model.optimizer, rank)
+        variable = tf.Variable([1.0])
+        optimizer = around(0.0)
+        restore(optimizer, rank)
+
+        def loop(variable: Any = variable, optimizer: Any = optimizer) -> None:
+            for _ in range(2):
+                optimizer.minimize(lambda: tf.reduce_sum(variable), [variable])
+
+        for train in (lambda model=model: fit_once(hvd, model), loop):
+            assert ["loss_scale" in one for one in said(train)] == ([True] if rank == 0 else [])
+
+
+def restore(optimizer: Any, rank: int) -> None:
+    """What reading a checkpoint on rank 0 does to its loss scale."""
+    if rank == 0:
+        optimizer._loss_scale.current_loss_scale.assign(2.0**20)
+        optimizer._loss_scale.counter.assign(7)
+
+
+def fit_once(hvd: Any, model: Any, *callbacks: Any) -> None:
+    model.fit(*data(hvd.rank()), batch_size=BATCH, verbose=0, callbacks=list(callbacks))
 
 
 def callbacks(tf: Any, hvd: Any) -> None:
