@@ -10,7 +10,10 @@ import tf_keras
 
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.keras.first_step import FirstStep, watch
+from ringreduce.keras.legacy import copies
 from ringreduce.keras.legacy.distributed import SCALED_PASSES, DistributedMixin, GradientReduction
+
+KINDS = (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer)
 
 
 def wrap(optimizer: Any, reduction: GradientReduction) -> Any:
@@ -21,10 +24,10 @@ def wrap(optimizer: Any, reduction: GradientReduction) -> Any:
     and their scales, unless they are fixed, would go apart: that is refused, here or, where Keras scales around ours,
     in the first pass.
     """
-    kinds = (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer)
-    if not isinstance(optimizer, kinds):
+    if not isinstance(optimizer, KINDS):
         raise InvalidArgumentError(f"DistributedOptimizer takes an optimizer of tf_keras here, not {optimizer!r}")
     watch(tf_keras.callbacks.CallbackList, _first_step_of)
+    copies.watch(_is_distributed)
     inner = getattr(optimizer, "inner_optimizer", None)
     if isinstance(optimizer, DistributedMixin) or isinstance(inner, DistributedMixin):
         raise InvalidArgumentError("this optimizer is a DistributedOptimizer already")
@@ -37,6 +40,10 @@ def wrap(optimizer: Any, reduction: GradientReduction) -> Any:
     wrapped = object.__new__(_subclass(type(optimizer), reduction))
     vars(wrapped).update(vars(optimizer))
     return wrapped
+
+
+def _is_distributed(one: Any) -> bool:
+    return isinstance(one, KINDS) and _first_step_of(one) is not None
 
 
 def _first_step_of(optimizer: Any) -> FirstStep | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
 import tempfile
 import warnings
@@ -66,6 +68,7 @@ def everything() -> str:
         saves(tf, hvd, make)
         compares_what_ranks_start_from(tf, hvd, make)
         scales_alike(tf, hvd, make)
+        refuses_copies_that_would_train_alone(tf, hvd, make)
     callbacks(tf, hvd)
     keras_report_checks.with_either_keras(tf.keras, hvd)
     functions(tf, hvd)
@@ -330,6 +333,27 @@ def restore(optimizer: Any, rank: int) -> None:
 
 def fit_once(hvd: Any, model: Any, *callbacks: Any) -> None:
     model.fit(*data(hvd.rank()), batch_size=BATCH, verbose=0, callbacks=list(callbacks))
+
+
+def refuses_copies_that_would_train_alone(tf: Any, hvd: Any, make: Any) -> None:
+    """Keras 2 copies a model by a file, which has a plain optimizer."""
+    inner = model_of(tf, 0)
+    inner.compile(hvd.DistributedOptimizer(make(0.1)), loss="mse")
+    scaled = model_of(tf, 0)
+    scaled.compile(tf.keras.mixed_precision.LossScaleOptimizer(hvd.DistributedOptimizer(make(0.1))), loss="mse")
+    around = tf.keras.Sequential([inner])
+    around.compile(make(0.1), loss="mse")
+    several = model_of(tf, 0)
+    several.others = {"second": hvd.DistributedOptimizer(make(0.1))}
+    for model in (inner, scaled, around, several):
+        for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(hvd.InvalidArgumentError, match=r"train alone.*hvd\.load_model\(\)"):
+                copied(model)
+    plain = model_of(tf, 0)
+    plain.compile(make(0.1), loss="mse")
+    for one in (copy.copy(plain), copy.deepcopy([plain])[0], pickle.loads(pickle.dumps(plain))):
+        assert type(one.optimizer) is make
+        close(one.get_weights()[0], plain.get_weights()[0])
 
 
 def callbacks(tf: Any, hvd: Any) -> None:
