@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +46,10 @@ def distributed(
 ) -> GradientTransformation:
     """tx on gradients that are all-reduced, as one operation, before it sees them.
 
+    What decides by a rank's own gradients whether to update, such as optax.apply_if_finite(tx, n) or optax.MultiSteps
+    with should_skip_update_fn, is to be given as tx, where it sees reduced gradients. Around distributed() it would
+    leave out the reduction on one rank alone: gradients of different steps would be reduced together.
+
     Args:
         tx: an Optax transformation, or any object with its init() and update(). It comes after the reduction: clipping
             within it clips the reduced gradients.
@@ -53,7 +58,11 @@ def distributed(
         op, prescale_factor, postscale_factor, process_set, compression: as in grouped_allreduce().
 
     Returns:
-        A pair (init, update), to be used as tx is, inside jit or outside.
+        A pair (init, update), to be used as tx is, inside jit or outside. update() hands extra arguments by name to tx
+        as they are, with every=N those of the N-th call. Where tx decides by one, such as the `value` of
+        optax.contrib.reduce_on_plateau() or optax.polyak_sgd(), reduce it first: value=hvd.allreduce(loss). Of a tx
+        that is an optax.GradientTransformationExtraArgs the pair is one too, so that optax.chain() passes these
+        arguments on.
 
     Raises:
         InvalidArgumentError: every is no whole number, or less than 1.
@@ -77,8 +86,10 @@ def distributed(
     def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         return tx.update(reduced(gradients), state, params, **extra)  # type: ignore[no-any-return]
 
+    with_extra: Any = getattr(sys.modules.get("optax"), "GradientTransformationExtraArgs", ())  # there, if tx is one
+    made = cast(type[GradientTransformation], with_extra) if isinstance(tx, with_extra) else GradientTransformation
     if every == 1:
-        return GradientTransformation(tx.init, update)
+        return made(tx.init, update)
 
     def init(params: Any) -> AccumulationState:
         zeros = jax.tree_util.tree_map(jnp.zeros_like, params)
@@ -101,4 +112,4 @@ def distributed(
 
         return jax.lax.cond(state.step == every - 1, finish, go_on)  # type: ignore[no-any-return]
 
-    return GradientTransformation(init, accumulate)
+    return made(init, accumulate)

@@ -155,6 +155,71 @@ def test_optax() -> None:
     assert alone != [1, 1, 1]
 
 
+def with_extra_arguments() -> list[list[float]]:
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    import ringreduce.jax as hvd
+
+    with hvd.init() as world:
+        rows = np.random.default_rng(0).normal(size=(8, 3))
+        mine = jnp.asarray(rows[world.rank :: world.size])
+        found = []
+        for inner in (
+            hvd.distributed(optax.polyak_sgd(max_learning_rate=2.0)),
+            hvd.distributed(optax.polyak_sgd(max_learning_rate=2.0), every=2),
+            optax.chain(hvd.distributed(optax.scale(0.1)), optax.polyak_sgd(max_learning_rate=2.0)),
+        ):
+            tx = optax.chain(inner, optax.scale(0.5))
+            params = jnp.ones(3)
+            state = tx.init(params)
+
+            @jax.jit
+            def step(params: Any, state: Any, tx: Any = tx) -> tuple[Any, Any]:
+                loss, grads = jax.value_and_grad(lambda p: ((mine @ p - 1) ** 2).mean())(params)
+                updates, state = tx.update(grads, state, params, value=hvd.allreduce(loss))
+                return optax.apply_updates(params, updates), state
+
+            for _ in range(4):
+                params, state = step(params, state)
+            found.append(np.asarray(params).tolist())
+        return found
+
+
+def test_extra_arguments_go_through_optax_chain() -> None:
+    pytest.importorskip("optax", reason="Optax is not installed")
+    alone = run_ranks(with_extra_arguments, 1, env=ENV)[0]
+    two = run_ranks(with_extra_arguments, 2, env=ENV)
+    assert two[0] == two[1]
+    np.testing.assert_allclose(two[0], alone, rtol=1e-12)
+
+
+def with_steps_left_out() -> list[Any]:
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    import ringreduce.jax as hvd
+
+    with hvd.init() as world:
+        tx = hvd.distributed(optax.apply_if_finite(optax.sgd(1.0), 3))
+        params = jnp.zeros(1)
+        state = tx.init(params)
+        seen = []
+        for number in range(4):
+            own = np.inf if (number, world.rank) == (1, 0) else 10.0**number
+            updates, state = jax.jit(tx.update)(jnp.full(1, own), state, params)
+            params = params + updates
+            seen.append(float(params[0]))
+        return seen
+
+
+def test_ranks_leave_out_the_same_steps_where_apply_if_finite_is_within() -> None:
+    pytest.importorskip("optax", reason="Optax is not installed")
+    assert run_ranks(with_steps_left_out, 2, env=ENV) == [[-1.0, -1.0, -101.0, -1101.0]] * 2
+
+
 def train(ranks: int, folder: Path, *options: str) -> tuple[dict[str, Any], list[np.ndarray]]:
     files = ["--json", str(folder / f"{ranks}.json"), "--params", str(folder / f"{ranks}.npz")]
     command = [str(RINGRUN), "-np", str(ranks), sys.executable, str(EXAMPLE), *files, *options]
