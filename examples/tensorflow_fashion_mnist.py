@@ -62,7 +62,7 @@ class Trainer:
         self.model = MODELS[options.model](options.dtype)
         self.optimizer = keras.optimizers.SGD(options.lr)
         self.optimizer.build(self.model.trainable_variables)
-        hvd.broadcast_variables([*self.model.variables, *self.optimizer.variables], root_rank=0)
+        hvd.broadcast_variables([*self.model.weights, *self.optimizer.variables], root_rank=0)
 
     @tf.function(reduce_retracing=True)
     def step(self, pixels: tf.Tensor, labels: tf.Tensor, count: tf.Tensor) -> tf.Tensor:

@@ -7,7 +7,7 @@
         loss = loss_of(model(images), labels)
     tape = hvd.DistributedGradientTape(tape)
     optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
-    hvd.broadcast_variables(model.variables, root_rank=0)  # after the first step, which makes the variables
+    hvd.broadcast_variables(model.weights, root_rank=0)  # after the first step, which makes the variables
 
 For Keras's model.fit(): ringreduce.tensorflow.keras. Nothing here is compiled against TensorFlow, 2.16 or newer.
 """

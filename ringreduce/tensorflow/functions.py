@@ -28,7 +28,7 @@ def broadcast_variables(
     """Overwrites variables with the root's, all of them by one operation, after one that compares their number.
 
     Args:
-        variables: of TensorFlow or Keras, in the same order on all ranks: model.variables, optimizer.variables.
+        variables: of TensorFlow or Keras, in the same order on all ranks: model.weights, optimizer.variables.
             Every rank of the process set calls it, also where there are none.
         root_rank: global rank whose values are right.
         inplace: for Horovod's signature; either way values are received in new memory, which the assignments take over.

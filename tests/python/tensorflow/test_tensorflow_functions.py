@@ -200,7 +200,7 @@ def train_together(rank: int) -> list[Any]:
     optimizer = tf.keras.optimizers.SGD(RATE, momentum=0.5)
     variables = model.trainable_variables
     optimizer.build(variables)
-    hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0)
+    hvd.broadcast_variables([*model.weights, *optimizer.variables], root_rank=0)
 
     @tf.function(reduce_retracing=True)
     def step(images: Any, labels: Any) -> None:
@@ -254,6 +254,22 @@ def train_alone(start: list[Any]) -> list[Any]:
     return [variable.numpy() for variable in model.variables]
 
 
+def random_seeds(rank: int) -> None:
+    """The broadcast of the pages sends what layers learn and count, and leaves each rank the seeds of its dropout."""
+    keras = tf.keras
+    keras.utils.set_random_seed(rank)
+    model = keras.Sequential([keras.Input((1000,)), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)])
+    model(tf.random.normal((4, 1000)), training=True)
+    hvd.broadcast_variables(model.weights, root_rank=0)
+    state = [one.tolist() for one in model.get_weights()]
+    assert len(state) == 4  # with the moving mean and variance
+    assert hvd.allgather_object(state) == [state] * 2
+    same = tf.constant(np.random.default_rng(0).normal(size=(4, 1000)))
+    dropped = (model(same, training=True).numpy() == 0).tolist()
+    first, second = hvd.allgather_object(dropped)
+    assert first != second
+
+
 def summation_bound(rank: int) -> None:
     """A reduced gradient is off the ranks' sum by (N - 1) eps sum|x| at most."""
     for dtype in (tf.float32, tf.float64):
@@ -267,7 +283,7 @@ def summation_bound(rank: int) -> None:
         assert np.all(np.abs(reduced.numpy().astype(np.float64) - every.sum(0)) <= bound)
 
 
-CHECKS = [variables, objects, batch_norm, ranks_as_one, summation_bound]
+CHECKS = [variables, objects, batch_norm, ranks_as_one, random_seeds, summation_bound]
 
 
 def run_checks() -> list[str]:
