@@ -29,6 +29,12 @@ class GradientReduction:
         self.local_variables: list[Any] = []
         self.first_step = FirstStep(training, settings, self.local)
 
+    def another(self) -> GradientReduction:
+        """One of the same settings and with the same local variables, for another optimizer."""
+        made = GradientReduction(self.settings, self.local_layers)
+        made.local_variables += self.local_variables
+        return made
+
     def register_local(self, variable: Any) -> None:
         """Makes a variable each rank's own. Raises InvalidArgumentError for what is none."""
         check_variable(training, variable, "register_local_var()")

@@ -71,11 +71,9 @@ def _accumulate(wrapped: Any, passes: int, average: bool) -> None:
 
 
 def _from_config(cls: Any, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
-    """An optimizer of this configuration, distributed with the settings of this one."""
+    """An optimizer of this configuration, distributed with the settings and local variables of this one."""
     more = {} if custom_objects is None else {"custom_objects": custom_objects}
-    return wrap(
-        cls._plain.from_config(config, **more), GradientReduction(cls._reduction.settings, cls._reduction.local_layers)
-    )
+    return wrap(cls._plain.from_config(config, **more), cls._reduction.another())
 
 
 def _subclass(plain: type, mixin: type, reduction: GradientReduction) -> Any:

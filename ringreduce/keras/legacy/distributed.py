@@ -76,6 +76,12 @@ class GradientReduction:
                 settings.average_aggregated_gradients,
             )
 
+    def another(self) -> GradientReduction:
+        """One of the same settings and with the same local variables, for another optimizer."""
+        made = GradientReduction(self.settings, self.devices, self.local_layers)
+        made.local_variables += self.local_variables
+        return made
+
     def over_ranks(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
         """The gradients of all ranks; those of local variables divided by the number of ranks. Collective."""
         return self.reduce.with_local(

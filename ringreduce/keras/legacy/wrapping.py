@@ -52,10 +52,8 @@ def _first_step_of(optimizer: Any) -> FirstStep | None:
 
 
 def _from_config(cls: Any, config: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-    """An optimizer of this configuration, distributed with the settings of this one."""
-    plain = cls._plain.from_config(config, *args, **kwargs)
-    like = cls._reduction
-    return wrap(plain, GradientReduction(like.settings, like.devices, like.local_layers))
+    """An optimizer of this configuration, distributed with the settings and local variables of this one."""
+    return wrap(cls._plain.from_config(config, *args, **kwargs), cls._reduction.another())
 
 
 def _subclass(plain: type, reduction: GradientReduction) -> Any:

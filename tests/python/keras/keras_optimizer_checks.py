@@ -81,6 +81,14 @@ def variables_may_be_local_or_without_gradient(hvd: Any) -> None:
             ours = apply_steps(optimizer, [mine], variables, compiled)
             assert_close(ours, [start[0] - mean[0], start[1] - mine[1] / divisor, start[2] - mean[2]])
 
+        variables = new_variables()
+        optimizer = hvd.DistributedOptimizer(SGD(1.0))
+        optimizer.register_local_var(variables[1])
+        again = type(optimizer).from_config(optimizer.get_config())
+        optimizer.register_local_var(variables[2])  # from here on each has its own
+        ours = apply_steps(again, [mine], variables, compiled)
+        assert_close(ours, [start[0] - mean[0], start[1] - mine[1] / size, start[2] - mean[2]])
+
         with pytest.warns(UserWarning, match="Gradients do not exist for variables"):
             ours = apply_steps(hvd.DistributedOptimizer(SGD(1.0)), [[None, *mine[1:]]], None, compiled)
         assert_close(ours, [start[0], start[1] - mean[1], start[2] - mean[2]])

@@ -151,6 +151,13 @@ def keeps_local_variables(tf: Any, hvd: Any, make: Any) -> None:
         with pytest.raises(hvd.InvalidArgumentError, match=r"must be of tf\.Variable type"):
             optimizer.register_local_var(wrong)
     close(shared, [[1 - 1.5]])
+    own = tf.Variable([[1.0]], dtype=tf.float64)
+    optimizer = hvd.DistributedOptimizer(make(1.0))
+    optimizer.register_local_var(own)
+    again = optimizer.from_config(optimizer.get_config())
+    again.minimize(lambda: tf.reduce_sum((own + shared) * x), [own, shared])
+    close(own, [[1 - (rank + 1) / 2]])
+    close(shared, [[1 - 2 * 1.5]])
 
 
 def refuses_what_would_mix_local_gradients_into_shared_ones(tf: Any, hvd: Any, make: Any) -> None:
