@@ -48,7 +48,7 @@ class KerasLearner(Learner):
         variables = self.model.trainable_variables
         self.nbytes = sum(keras.ops.convert_to_numpy(variable).nbytes for variable in variables)
         if hvd:
-            hvd.broadcast_variables([*self.model.variables, *optimizer.variables], root_rank=0)
+            hvd.broadcast_variables([*self.model.weights, *optimizer.variables], root_rank=0)
         if team.strategy:
             self._train_by(team.strategy)
 

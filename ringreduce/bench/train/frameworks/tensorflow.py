@@ -34,7 +34,7 @@ class TensorFlowLearner(Learner):
         variables = model.trainable_variables
         self.nbytes = sum(variable.numpy().nbytes for variable in variables)
         if hvd:
-            hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0)
+            hvd.broadcast_variables([*model.weights, *optimizer.variables], root_rank=0)
 
         def loss_of(images: Any, labels: Any) -> Any:
             scores = model(images, training=True)
