@@ -1,6 +1,6 @@
 """The line at which the program's main thread is, for other ranks that wait for this one.
 
-The core calls where() on a thread of its own when another rank asks (csrc/engine/status_answers.h).
+The core calls where() on a thread of its own when another rank asks (csrc/engine/late/status_answers.h).
 """
 
 from __future__ import annotations

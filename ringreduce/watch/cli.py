@@ -21,7 +21,7 @@ TERMINAL_S = 0.25
 PROMETHEUS_S = 5.0
 
 LEAST_S = 0.05
-"""Jobs are sampled so often (csrc/engine/wait_sampler.cc); looking more often shows nothing new."""
+"""Jobs are sampled so often (csrc/engine/late/wait_sampler.cc); looking more often shows nothing new."""
 
 MOST_S = 3600.0
 

@@ -61,6 +61,7 @@ TEST_CASE("a rank that waits for room in the window is rung by the one that make
   int rung = 0;
   CHECK_NOTHROW(run_ranks(2, [&](Rank& rank) {
     for (int turn = 0; counted.load() < kCounted; ++turn) {
+      expect(turn < 20 * kCounted, "rank 0 waits for room before rank 1's engine makes it");
       std::vector<Sum> sums;
       const auto start = [&] { sums.push_back(start_sum(rank, rank.world, 500, turn)); };
       const ControlSegment& control = rank.world.control();

@@ -107,7 +107,7 @@ ROWS = (
     Mutation(
         "late-side-thread",
         "csrc/engine/late/wait_sampler.cc",
-        "  if (!is_main_thread && is_main_thread_on_cpu(pid_of(rank))) return {};\n",
+        "  if (!is_main_thread && is_main_thread_on_cpu(activity_.pid_of(rank))) return {};\n",
         "",
         ("late_ranks_test::late ranks: a thread that waits",),
     ),
