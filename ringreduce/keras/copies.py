@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import keras
 
-from ringreduce import state
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.job.process_sets import registered_as
 from ringreduce.keras.gradient_reduction import GradientReduction
-from ringreduce.keras.settings import Settings
+from ringreduce.keras.settings import Settings, with_registered_set
 
 Reduce = Callable[[Any], tuple[Any, ...]]
 """Keras's __reduce__(): a function that makes the copy, and its arguments."""
@@ -98,9 +95,7 @@ def _copied(make: Callable[..., Any], args: tuple[Any, ...], settings: Settings)
     """A model or an optimizer, plain as Keras makes it, that is distributed again."""
     from ringreduce.keras.wrapping import wrap  # which has us watch copies
 
-    if state.current is not None and settings.process_set.process_set_id is None:  # a pickle has a set's ranks alone
-        registered = registered_as(settings.process_set, state.current)
-        settings = settings if registered is None else replace(settings, process_set=registered)
+    settings = with_registered_set(settings)
     made = make(*args)
     if isinstance(made, keras.optimizers.Optimizer):
         return wrap(made, GradientReduction(settings))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from ringreduce import state
 from ringreduce.collectives.ops import Average, Sum
 from ringreduce.common.arguments import check_predivide
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.job.process_sets import ProcessSet
+from ringreduce.job.process_sets import ProcessSet, registered_as
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,14 @@ class Settings:
     groups: Any  # common.groups.Groups; with Keras 2 what the user gave
     process_set: ProcessSet
     scale_local_gradients: bool
+
+
+def with_registered_set(settings: Settings) -> Settings:
+    """The settings with the job's own process set of the same ranks, if there is one: a pickle has the ranks alone."""
+    if state.current is None or settings.process_set.process_set_id is not None:
+        return settings
+    registered = registered_as(settings.process_set, state.current)
+    return settings if registered is None else replace(settings, process_set=registered)
 
 
 def check(op: int, gradient_predivide_factor: float, backward_passes_per_step: int) -> None:

@@ -13,8 +13,6 @@ from ringreduce.keras.first_step import FirstStep, watch
 from ringreduce.keras.legacy import copies
 from ringreduce.keras.legacy.distributed import SCALED_PASSES, DistributedMixin, GradientReduction
 
-KINDS = (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer)
-
 
 def wrap(optimizer: Any, reduction: GradientReduction) -> Any:
     """The optimizer in a class of its own that reduces so; the instance shares what it is made of.
@@ -24,10 +22,11 @@ def wrap(optimizer: Any, reduction: GradientReduction) -> Any:
     and their scales, unless they are fixed, would go apart: that is refused, here or, where Keras scales around ours,
     in the first pass.
     """
-    if not isinstance(optimizer, KINDS):
+    kinds = (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer)
+    if not isinstance(optimizer, kinds):
         raise InvalidArgumentError(f"DistributedOptimizer takes an optimizer of tf_keras here, not {optimizer!r}")
     watch(tf_keras.callbacks.CallbackList, _first_step_of)
-    copies.watch(_is_distributed)
+    copies.watch()
     inner = getattr(optimizer, "inner_optimizer", None)
     if isinstance(optimizer, DistributedMixin) or isinstance(inner, DistributedMixin):
         raise InvalidArgumentError("this optimizer is a DistributedOptimizer already")
@@ -42,13 +41,9 @@ def wrap(optimizer: Any, reduction: GradientReduction) -> Any:
     return wrapped
 
 
-def _is_distributed(one: Any) -> bool:
-    return isinstance(one, KINDS) and _first_step_of(one) is not None
-
-
 def _first_step_of(optimizer: Any) -> FirstStep | None:
-    reduction = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_reduction", None)
-    return reduction.first_step if isinstance(reduction, GradientReduction) else None
+    reduction = copies.reduction_of(optimizer)
+    return None if reduction is None else reduction.first_step
 
 
 def _from_config(cls: Any, config: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

@@ -68,7 +68,7 @@ def everything() -> str:
         saves(tf, hvd, make)
         compares_what_ranks_start_from(tf, hvd, make)
         scales_alike(tf, hvd, make)
-        refuses_copies_that_would_train_alone(tf, hvd, make)
+        copies_stay_distributed(tf, hvd, make)
     callbacks(tf, hvd)
     keras_report_checks.with_either_keras(tf.keras, hvd)
     functions(tf, hvd)
@@ -342,19 +342,33 @@ def fit_once(hvd: Any, model: Any, *callbacks: Any) -> None:
     model.fit(*data(hvd.rank()), batch_size=BATCH, verbose=0, callbacks=list(callbacks))
 
 
-def refuses_copies_that_would_train_alone(tf: Any, hvd: Any, make: Any) -> None:
-    """Keras 2 copies a model by a file, which has a plain optimizer."""
+def copies_stay_distributed(tf: Any, hvd: Any, make: Any) -> None:
+    """Keras 2 copies a model by a file, which has a plain optimizer: the copy is distributed again."""
+    x, y = data(hvd.rank())
     inner = model_of(tf, 0)
     inner.compile(hvd.DistributedOptimizer(make(0.1)), loss="mse")
-    scaled = model_of(tf, 0)
-    scaled.compile(tf.keras.mixed_precision.LossScaleOptimizer(hvd.DistributedOptimizer(make(0.1))), loss="mse")
+    for one in (copy.copy(inner), copy.deepcopy([inner])[0], pickle.loads(pickle.dumps(inner))):
+        assert type(one.optimizer) is not make
+        one.fit(x, y, batch_size=len(x), verbose=0)
+        trained = [weight.tolist() for weight in one.get_weights()]
+        assert hvd.allgather_object(trained) == [trained] * hvd.size()
     around = tf.keras.Sequential([inner])
     around.compile(make(0.1), loss="mse")
     several = model_of(tf, 0)
     several.others = {"second": hvd.DistributedOptimizer(make(0.1))}
-    for model in (inner, scaled, around, several):
+    local = model_of(tf, 0)
+    local.compile(hvd.DistributedOptimizer(make(0.1)), loss="mse")
+    local.optimizer.register_local_var(local.trainable_variables[0])
+    unbuilt = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    unbuilt.compile(hvd.DistributedOptimizer(make(0.1)), loss="mse")
+    for model, what in (
+        (around, r"DistributedOptimizer \w+\.optimizer, and train alone"),
+        (several, "DistributedOptimizer others, and train alone"),
+        (local, "with local variables cannot be copied"),
+        (unbuilt, "that has no variables yet cannot be copied"),
+    ):
         for copied in (copy.copy, copy.deepcopy, pickle.dumps):
-            with pytest.raises(hvd.InvalidArgumentError, match=r"train alone.*hvd\.load_model\(\)"):
+            with pytest.raises(hvd.InvalidArgumentError, match=what):
                 copied(model)
     plain = model_of(tf, 0)
     plain.compile(make(0.1), loss="mse")
