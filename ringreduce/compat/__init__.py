@@ -31,7 +31,7 @@ def install(force: bool = False) -> None:
     """Makes `import horovod` and its submodules find ringreduce, in this process from here on. Idempotent.
 
     The ranks that ringreduce.run() and horovod.run() start have the name too, and hide the package where this process
-    was asked to.
+    was asked to, unless env={"RINGREDUCE_AS_HOROVOD": "0"} is given there.
 
     Args:
         force: also where a package named horovod is installed, which is hidden then.
@@ -65,8 +65,8 @@ def is_installed() -> bool:
 
 
 def search_path() -> list[str]:
-    """sys.path for a Python that this process starts: it begins with FOLDER where the name is ringreduce's here."""
-    return [FOLDER, *(entry for entry in sys.path if entry != FOLDER)] if is_installed() else sys.path
+    """sys.path for a Python that this process starts, in which the name horovod is ringreduce's: FOLDER comes first."""
+    return [FOLDER, *(entry for entry in sys.path if entry != FOLDER)]
 
 
 def switch_on(environ: MutableMapping[str, str]) -> None:

@@ -10,17 +10,16 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from ringreduce import compat
 from ringreduce.errors import Error, InvalidArgumentError, MismatchError, UnavailableError
 from ringreduce.launch.job import Rank
 from ringreduce.launch.worker import LENGTH, write
 
 
-def pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+def pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], path: Sequence[str]) -> bytes:
     """The ranks' sys.path, then the call; the path comes first, for the worker needs it to unpickle the rest.
 
     Raises InvalidArgumentError where it cannot be sent to another process.
@@ -43,7 +42,7 @@ def pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
             f"{fn!r} or its arguments cannot be sent to another process: {error}. Functions at module level can; "
             "so can most others once cloudpickle is installed"
         ) from error
-    return pickle.dumps((compat.search_path(), call))
+    return pickle.dumps((list(path), call))
 
 
 def memory_file(name: str, stack: ExitStack) -> int:

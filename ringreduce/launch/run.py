@@ -104,11 +104,12 @@ def run(
     words = {**horovods, "ssh_args": ssh_args}
     if unused := horovodrun.unused_arguments(words, spans_hosts):
         warnings.warn(f"run(): without effect here: {', '.join(unused)}", RuntimeWarning, stacklevel=2)
-    call = pickled(fn, tuple(args), dict(kwargs or {}))
     added = dict(env or {})
     if not all(isinstance(word, str) for item in added.items() for word in item):
         raise InvalidArgumentError(f"run(env={added!r}): names and values of variables are strings")
-    if compat.is_installed():
+    has_name = compat.is_installed() and added.get(compat.VARIABLE) not in ("", "0")
+    call = pickled(fn, tuple(args), dict(kwargs or {}), compat.search_path() if has_name else sys.path)
+    if has_name:
         compat.switch_on(ChainMap(added, os.environ))
     if start_timeout is not None:
         added["RINGREDUCE_INIT_TIMEOUT"] = f"{start_timeout:g}"

@@ -247,3 +247,18 @@ def test_the_ranks_of_run_have_the_name_that_install_has_given(tmp_path: Path, c
     )
     for_children = ("force" if forced else "1", f"{FOLDER}{os.pathsep}{path}")
     assert text.splitlines() == [str((2, str(FOLDER / "horovod" / "__init__.py"), *for_children))] * 2
+
+
+def test_the_ranks_of_run_do_without_the_name_where_the_caller_says_so(tmp_path: Path) -> None:
+    (tmp_path / "looking.py").write_text(
+        "import importlib.util\ndef look():\n    return importlib.util.find_spec('horovod') is not None\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    text = python(
+        "from ringreduce import compat",
+        "compat.install(True)",
+        "import ringreduce, looking",
+        f"print(ringreduce.run(looking.look, num_proc=1, env={{'PYTHONPATH': {path!r}, {compat.VARIABLE!r}: '0'}}))",
+        PYTHONPATH=path,
+    )
+    assert text == "[False]\n"
