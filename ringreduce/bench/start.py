@@ -41,10 +41,10 @@ def started(
 def refuse_within_job(command: str) -> None:
     """For a command that starts one job after the other, which every rank of a job would do.
 
-    Raises InvalidArgumentError where this process is a rank of a job.
+    Raises InvalidArgumentError where this process is one of several ranks of a job.
     """
     place = environment.detect(network=True)
-    if place.source != "single":
+    if place.size > 1:
         raise InvalidArgumentError(
             f"{command} starts jobs of its own: call it outside of this job of {place.size} ranks ({place.source}), "
             "with -np"

@@ -54,14 +54,19 @@ class Cell:
     ringrun: tuple[str, ...] = ()
     """ringrun's options for them."""
     is_paced: bool = True
-    """Whether iters and warmup may be less, where a call takes long. Not where the user says how often."""
+    """Whether iters may be less, where a call takes long. Not where the user says how often."""
     is_warmup_given: bool = False
-    """Whether warmup is the user's."""
+    """Whether warmup is the user's. If not, it may be less where iters may."""
 
     @property
     def budget_s(self) -> float:
         """After about so long the timed calls of a peer end."""
         return BUDGET_S if self.is_paced else math.inf
+
+    @property
+    def warmup_budget_s(self) -> float:
+        """After about so long the warm-up of a peer ends."""
+        return math.inf if self.is_warmup_given else self.budget_s
 
     @property
     def oversubscribed(self) -> bool:
@@ -84,7 +89,7 @@ class Cell:
 
     def warming(self, pace_s: float) -> int:
         """Calls to warm up where the first has taken pace_s."""
-        return int(max(1, min(self.warmup - 1, self.budget_s / pace_s)))
+        return int(max(1, min(self.warmup - 1, self.warmup_budget_s / pace_s)))
 
 
 @dataclass(frozen=True)

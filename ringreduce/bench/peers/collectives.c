@@ -4,7 +4,7 @@
  * by rewriting the input and a barrier and timed alone, the slowest rank's time of each call. One JSON line on rank 0.
  * Fewer calls than ITERS where they would take more than SECONDS, by the pace of the warm-up; 3 at least. SECONDS may
  * be inf.
- * Usage: mpirun -np N collectives NAME COUNT IN_PLACE ITERS WARMUP SECONDS    COUNT: elements of a rank's larger operand
+ * Usage: mpirun -np N collectives NAME COUNT IN_PLACE ITERS WARMUP SECONDS WARMUP_SECONDS    COUNT: elements of a rank's larger operand
  */
 #include <limits.h>
 #include <mpi.h>
@@ -110,7 +110,7 @@ int main(int argc, char** argv) {
   MPI_Init_thread(&argc, &argv, MPI_THREAD_SINGLE, &granted);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
-  if (argc != 7) MPI_Abort(MPI_COMM_WORLD, 2);
+  if (argc != 8) MPI_Abort(MPI_COMM_WORLD, 2);
   while (kind < KINDS && strcmp(argv[1], names[kind]) != 0) ++kind;
   if (kind == KINDS) MPI_Abort(MPI_COMM_WORLD, 2);
   const long elements = strtol(argv[2], NULL, 10);
@@ -119,7 +119,7 @@ int main(int argc, char** argv) {
   part = count / size;
   in_place = atoi(argv[3]) || kind == BROADCAST || kind == BARRIER;
   const int iters = atoi(argv[4]), warmup = atoi(argv[5]);
-  const double budget = atof(argv[6]);
+  const double budget = atof(argv[6]), warmup_budget = atof(argv[7]);
   const int inputs = kind == ALLGATHER ? part : count, outputs = kind == REDUCESCATTER ? part : count;
   const size_t nbytes = inputs * sizeof(float);
   const int small = count * sizeof(float) <= SMALL;
@@ -135,7 +135,8 @@ int main(int argc, char** argv) {
   for (int i = 0; kind != BARRIER && i < outputs; ++i) wrong += output[i] != wanted(i);
   if (small) memset(input, 0, nbytes); /* back to back, the sums feed the next call: stay finite */
   double pace = slowest(1, small ? 0 : nbytes);
-  if (warmup > 1) pace = slowest(pace * warmup > budget ? at_least(1, budget / pace) : warmup - 1, small ? 0 : nbytes);
+  const int affordable = pace * warmup > warmup_budget ? at_least(1, warmup_budget / pace) : warmup - 1;
+  if (warmup > 1) pace = slowest(affordable, small ? 0 : nbytes);
   if (small && pace * BATCHES * calls > budget) calls = at_least(1, budget / (pace * BATCHES));
   if (pace * samples > budget) samples = at_least(samples < LEAST ? samples : LEAST, budget / pace);
   for (int i = 0; i < samples; ++i) {

@@ -71,7 +71,8 @@ class Mpi:
     def job(self, cell: Cell) -> Job:
         """See Peer."""
         what = [cell.collective, str(cell.count), "1" if cell.in_place else "0"]
-        command = [*self.launch(cell), str(self.build()), *what, str(cell.iters), str(cell.warmup), str(cell.budget_s)]
+        seconds = [str(cell.budget_s), str(cell.warmup_budget_s)]
+        command = [*self.launch(cell), str(self.build()), *what, str(cell.iters), str(cell.warmup), *seconds]
         return Job(command, self.installation.environ())
 
     def launch(self, cell: Cell) -> list[str]:

@@ -91,6 +91,10 @@ def test_bad_arguments_are_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_rank_of_a_job_starts_no_jobs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(cli, "run", lambda options, chosen: 0)
     assert main(QUICK) == 0
+    with monkeypatch.context() as shell_of_slurm:  # srun --pty bash
+        for name, value in (("PROCID", "0"), ("LOCALID", "0"), ("STEP_ID", "0"), ("JOB_ID", "7"), ("NTASKS", "1")):
+            shell_of_slurm.setenv(f"SLURM_{name}", value)
+        assert main(QUICK) == 0
     for name, value in (("RANK", "1"), ("SIZE", "4"), ("LOCAL_RANK", "1"), ("LOCAL_SIZE", "4")):
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
     assert main(QUICK) == 2

@@ -23,7 +23,7 @@ from ringreduce.bench.collectives import COLLECTIVES
 from ringreduce.bench.options import parse
 from ringreduce.bench.peers import gloo, horovod, mpi, worker
 from ringreduce.bench.peers.called import Called
-from ringreduce.bench.peers.cell import MARK, Absent, Cell, Job, Outcome, run
+from ringreduce.bench.peers.cell import LEAST, MARK, Absent, Cell, Job, Outcome, run
 from ringreduce.bench.peers.ours import Ours
 from ringreduce.launch.binding import cpu_shares
 from ringreduce.launch.mpi.installations import Installation
@@ -525,8 +525,10 @@ def test_everyone_makes_as_many_calls_as_the_user_says(monkeypatch: pytest.Monke
     assert replace(cell, warmup=1).warming(10.0) == 1
     monkeypatch.setattr(mpi.Mpi, "build", lambda self: Path("collectives"))
     peer = mpi.Mpi(Installation("mpich", "1.0", "mpirun", "mpicc"))
-    assert peer.job(cell).command[-3:] == ["500", "50", "inf"]
-    assert peer.job(replace(cell, is_paced=True)).command[-3:] == ["500", "50", "3.0"]
+    assert peer.job(cell).command[-4:] == ["500", "50", "inf", "inf"]
+    paced = replace(cell, is_paced=True)
+    assert peer.job(paced).command[-4:] == ["500", "50", "3.0", "inf"]
+    assert peer.job(replace(paced, is_warmup_given=False)).command[-4:] == ["500", "50", "3.0", "3.0"]
 
 
 @pytest.mark.parametrize(
@@ -542,6 +544,13 @@ def test_ours_is_told_what_the_user_says_of_calls_between_hosts(words: list[str]
     options = parse(["allreduce", "-H", "a:1,b:1", "--vs", "gloo", *words])
     command = Ours("c", "private").job(versus.cell(options, says(1), 64, 2, (0,), True)).command
     assert [word for pair in itertools.pairwise(command) if pair[0] in ("--iters", "--warmup") for word in pair] == ours
+
+
+def test_a_warm_up_is_as_long_as_the_user_says() -> None:
+    slow = replace(CELL, warmup=500, is_paced=True)
+    assert slow.warming(0.1) < 100
+    assert replace(slow, is_warmup_given=True).warming(0.1) == 499
+    assert replace(slow, is_warmup_given=True).affordable(10.0) == min(slow.iters, LEAST)
 
 
 @pytest.mark.parametrize("library", list(mpi.LIBRARIES))
