@@ -46,9 +46,9 @@ def distributed(
 ) -> GradientTransformation:
     """tx on gradients that are all-reduced, as one operation, before it sees them.
 
-    What decides by a rank's own gradients whether to update, such as optax.apply_if_finite(tx, n) or optax.MultiSteps
-    with should_skip_update_fn, is to be given as tx, where it sees reduced gradients. Around distributed() it would
-    leave out the reduction on one rank alone: gradients of different steps would be reduced together.
+    Give a transformation that may leave out updates, such as optax.apply_if_finite or optax.MultiSteps with
+    should_skip_update_fn, as tx: there it sees reduced gradients. Around distributed() it would leave out the reduction
+    on one rank alone, and gradients of different steps would be reduced together.
 
     Args:
         tx: an Optax transformation, or any object with its init() and update(). It comes after the reduction: clipping

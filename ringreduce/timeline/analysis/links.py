@@ -1,4 +1,4 @@
-"""What the links between hosts carried, and which of them held up the others: the rule of csrc/engine/late/slow_links.cc."""
+"""What the links between hosts carried, and which of them held up the others, as engine/late/slow_links.cc judges."""
 
 from __future__ import annotations
 

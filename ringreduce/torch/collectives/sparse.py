@@ -50,8 +50,9 @@ def sparse_allreduce_async(
     indices = torch.cat([local.indices().new_tensor([size[:dims]]).view(1, dims), local.indices().t()])
     values = local.values().contiguous()
     names = [None if name is None else f"{name}.{what}" for what in ("indices", "values")]
+    group = group_of(process_set)
     ranks = list(process_set.ranks)  # shutdown() takes them away, and a result may be asked for after it
-    works = gathers(group_of(process_set), [indices, values], names)
+    works = gathers(group, [indices, values], names)
 
     def finish(done: Works) -> torch.Tensor:
         gathered, counts = received(done.each[0], indices), done.each[0].counts

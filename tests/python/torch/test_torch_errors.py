@@ -367,6 +367,7 @@ def without_a_set() -> list[str]:
         for form in ("broadcast", "broadcast_", "gather", "reduce", "send", "recv", "broadcast_object"):
             calls[form] = partial(getattr(hvd, form), x, 0)
         calls["barrier"] = hvd.barrier
+        calls["sparse"] = partial(hvd.sparse_allreduce_async, torch.eye(2).to_sparse(), "s", hvd.Sum)
         calls["grouped_allreduce"] = partial(hvd.grouped_allreduce, [x])
         wrong = []
         for form, call in calls.items():
