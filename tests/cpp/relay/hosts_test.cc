@@ -3,6 +3,7 @@
 #include "negotiation/segment/hosts.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -324,6 +325,29 @@ TEST_CASE("groups come and go, with operations pending in them") {
       expect_contains(raised<ShutdownError>([&] { finish_sum(rank.world, lonely); }), "process set was removed");
     }
     sum_now(rank, rank.world, 5, 1);
+  }));
+}
+
+// Each group has links of its own: what one has pushed would else be taken by the other.
+TEST_CASE("long operations of two groups that are under way at once do not mix") {
+  const std::vector<int> host_of = {0, 1};
+  std::vector<Fd> segments;
+  for (int host = 0; host < 2; ++host) segments.push_back(create_memfd("group", ControlSegment::nbytes(2, 64)));
+  const Environment environment{};
+  CHECK_NOTHROW(run_hosts(host_of, [&](Rank& rank) {
+    const int fd = segments[static_cast<size_t>(rank.rank)].get();
+    Group& group = *rank.context.add_group(fd, {0, 1}, 1, nullptr);
+    for (int turn = 0; turn < 10; ++turn) {
+      // The ranks begin with different ones, so that both are under way on each.
+      const std::array<Group*, 2> order = {rank.rank == 0 ? &rank.world : &group,
+                                           rank.rank == 0 ? &group : &rank.world};
+      std::vector<Sum> sums;
+      for (Group* one : order) {
+        sums.push_back(start_sum(rank, *one, 20'000, one == &group ? 50 + turn : turn, "long"));
+      }
+      for (size_t k = 0; k < 2; ++k) finish_sum(*order[k], sums[k]);
+    }
+    rank.context.remove_group(&group, nullptr);
   }));
 }
 

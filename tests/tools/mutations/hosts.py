@@ -322,9 +322,17 @@ ROWS = (
     Mutation(
         "set-channels",
         "csrc/engine/group/group_links.cc",
+        "control_channel_of(from.id)",
+        "control_channel_of(0 * from.id)",
+        ("hosts_test::groups come and go",),
+        limit_s=15,
+    ),
+    Mutation(
+        "set-links",
+        "csrc/engine/group/group_links.cc",
         "channel_of(id, channel)",
         "channel_of(0 * id, channel)",
-        ("hosts_test::groups come and go",),
+        ("hosts_test::long operations of two groups",),
         limit_s=15,
     ),
     Mutation(
