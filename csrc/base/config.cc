@@ -131,14 +131,14 @@ double to_number(const char* text, char** end = nullptr) {
 
 double parse_number(const Knob& knob, const KnobValue& given) {
   const std::string range = knob.range;
-  const double low = to_number(range.c_str(), nullptr);
-  const double high = to_number(range.c_str() + range.find("..") + 2, nullptr);
+  const double low = to_number(range.c_str());
+  const double high = to_number(range.c_str() + range.find("..") + 2);
   char* end = nullptr;
   double value = to_number(given.value.c_str(), &end);
   // Horovod's number, which may be 0, is of what is remembered. Ours is of what is in flight too, where fewer names
   // than by default could stop a script that runs there.
   if (given.origin == "HOROVOD_CACHE_CAPACITY" && *end == '\0' && value >= 0)
-    value = std::clamp(value, to_number(knob.fallback, nullptr), high);
+    value = std::clamp(value, to_number(knob.fallback), high);
   if (given.value.empty() || *end != '\0' || !(value >= low && value <= high)) {
     throw InvalidArgumentError(given.origin + "=" + given.value + ": expected a number in " + range + " (" + knob.unit +
                                "), " + knob.meaning);

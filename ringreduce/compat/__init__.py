@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from importlib.machinery import PathFinder
 
 from ringreduce.compat.finder import FOLDER, Finder
@@ -66,7 +66,7 @@ def is_installed() -> bool:
 
 def search_path() -> list[str]:
     """sys.path for a Python that this process starts, in which the name horovod is ringreduce's: FOLDER comes first."""
-    return [FOLDER, *(entry for entry in sys.path if entry != FOLDER)]
+    return _with_folder(sys.path)
 
 
 def switch_on(environ: MutableMapping[str, str]) -> None:
@@ -80,8 +80,12 @@ def switch_on(environ: MutableMapping[str, str]) -> None:
         environ[VARIABLE] = "force"
     elif not _switched_on(environ):
         environ[VARIABLE] = "1"
-    others = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != FOLDER]
-    environ["PYTHONPATH"] = os.pathsep.join([FOLDER, *others])
+    entries = filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))
+    environ["PYTHONPATH"] = os.pathsep.join(_with_folder(entries))
+
+
+def _with_folder(entries: Iterable[str]) -> list[str]:
+    return [FOLDER, *(entry for entry in entries if entry != FOLDER)]
 
 
 def _finder() -> Finder | None:

@@ -2,9 +2,10 @@
  *
  * Up to 4 KiB: BATCHES runs of calls back to back, each run's mean, the slowest rank's. Above: every call is preceded
  * by rewriting the input and a barrier and timed alone, the slowest rank's time of each call. One JSON line on rank 0.
- * Fewer calls than ITERS where they would take more than SECONDS, by the pace of the warm-up; 3 at least. SECONDS may
- * be inf.
- * Usage: mpirun -np N collectives NAME COUNT IN_PLACE ITERS WARMUP SECONDS WARMUP_SECONDS    COUNT: elements of a rank's larger operand
+ * Fewer calls than ITERS where they would take more than SECONDS, by the pace of the warm-up; 3 at least. Fewer than
+ * WARMUP where these would take more than WARMUP_SECONDS. Both may be inf.
+ * Usage: mpirun -np N collectives NAME COUNT IN_PLACE ITERS WARMUP SECONDS WARMUP_SECONDS
+ * COUNT: elements of a rank's larger operand
  */
 #include <limits.h>
 #include <mpi.h>

@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     Returns:
         0; 1 when a mode's loss differs, or when ringreduce, a method or their bound could not be measured in some
         round, or ended with a loss that is no number (a peer that fails does not count); 2 when the arguments ask for
-        what there is not, or this process is a rank of a job.
+        what there is not, or this process is one of several ranks of a job.
     """
     try:
         with exit_on_signal():  # jobs, hosts and folders go
