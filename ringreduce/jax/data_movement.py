@@ -14,7 +14,7 @@ from ringreduce.jax.call import Call
 from ringreduce.jax.operands import array, members, rows_of
 from ringreduce.jax.primitives import bind
 from ringreduce.jax.versions import is_traced, is_tracing
-from ringreduce.job.process_sets import ProcessSet, global_process_set
+from ringreduce.job.process_sets import ProcessSet, global_process_set, group_of
 
 
 def allgather(tensor: Any, *, name: str | None = None, process_set: ProcessSet = global_process_set) -> jax.Array:
@@ -109,7 +109,7 @@ def alltoall(
 
 def barrier(*, name: str | None = None, process_set: ProcessSet = global_process_set) -> None:
     """Waits until all ranks of the set have come here. Inside jit: orders the collectives before and after it."""
-    getattr(process_set.group, "barrier")  # noqa: B009  # raises where there is no group
+    getattr(group_of(process_set), "barrier")  # noqa: B009  # raises where there is no group
     assert process_set.process_set_id is not None
     bind(Call("barrier", process_set.process_set_id, name))
 

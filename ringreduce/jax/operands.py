@@ -14,7 +14,7 @@ import numpy as np
 
 from ringreduce.collectives.buffers import CODES
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.job.process_sets import ProcessSet
+from ringreduce.job.process_sets import ProcessSet, group_of
 
 
 def array(value: Any, kind: str, content_matters: bool = True) -> jax.Array:
@@ -57,9 +57,9 @@ def members(process_set: ProcessSet, kind: str) -> int:
 
     Raises:
         NotInitializedError: before init().
-        InvalidArgumentError: it is not registered, or this rank is no member.
+        InvalidArgumentError: it is no process set or not registered, or this rank is no member.
     """
-    getattr(process_set.group, f"{kind}_async")
+    getattr(group_of(process_set), f"{kind}_async")
     assert process_set.process_set_id is not None
     return process_set.process_set_id
 

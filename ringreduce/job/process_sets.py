@@ -286,14 +286,16 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     Raises:
         NotInitializedError: before init().
         MismatchError: another rank removes another set; nothing is removed anywhere.
-        InvalidArgumentError: a rank has joined on the set and still waits for others; nothing is removed anywhere.
+        InvalidArgumentError: it is no ProcessSet; or a rank has joined on the set and still waits for others, and
+            nothing is removed anywhere.
     """
     job = state.require()
+    group = group_of(process_set)
     set_id = process_set.process_set_id
     if process_set is global_process_set or set_id is None:
         return False
     state.finish_in_flight()
-    has_joined = bool(process_set.included()) and process_set.group.is_joining
+    has_joined = bool(process_set.included()) and group.is_joining
     gathered = collective_json.allgather_json(global_process_set.group, "remove_process_set", [set_id, has_joined])
     if joined := [rank for rank, (_, has) in enumerate(gathered) if has]:
         raise InvalidArgumentError(
@@ -306,7 +308,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
                 f"{other} removes process set {theirs}."
             )
     if process_set.included():
-        job.context.remove_group(process_set.group)
+        job.context.remove_group(group)
     del job.process_sets[set_id]
     process_set.unbind()
     return True

@@ -23,7 +23,7 @@ import tensorflow as tf
 from ringreduce.collectives.ops import Average
 from ringreduce.common.gradient_numbers import number_of
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.job.process_sets import ProcessSet, global_process_set
+from ringreduce.job.process_sets import ProcessSet, global_process_set, group_of
 from ringreduce.tensorflow.native.data_movement import alltoall
 from ringreduce.tensorflow.native.gradients import NAMED
 from ringreduce.tensorflow.native.reductions import _allreduce
@@ -147,11 +147,11 @@ def _position(root_rank: int, call: str, process_set: ProcessSet) -> int:
 
 
 def _is_root(root_rank: int, call: str, process_set: ProcessSet) -> bool:
-    return process_set.group.rank == _position(root_rank, call, process_set)
+    return group_of(process_set).rank == _position(root_rank, call, process_set)
 
 
 def _size(process_set: ProcessSet) -> int:
-    return process_set.group.size
+    return group_of(process_set).size
 
 
 def _token(nothing: tf.Tensor) -> tf.Tensor:

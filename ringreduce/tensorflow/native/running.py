@@ -29,7 +29,7 @@ import tensorflow as tf
 from ringreduce import _core
 from ringreduce.collectives.buffers import CODES
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.job.process_sets import UNREGISTERED, ProcessSet
+from ringreduce.job.process_sets import UNREGISTERED, ProcessSet, group_of
 from ringreduce.tensorflow.native.errors import with_our_class
 from ringreduce.tensorflow.native.library import deferred
 
@@ -128,10 +128,10 @@ def _token_in(graph: Any) -> tf.Tensor:
 
 
 def id_of(process_set: ProcessSet | int) -> int:
-    """The process set as operators know it. Raises InvalidArgumentError when it is not registered."""
+    """The process set as operators know it. Raises InvalidArgumentError when it is none, or not registered."""
     if isinstance(process_set, int):
         return process_set
-    group: object = process_set.group
+    group: object = group_of(process_set)
     if group is UNREGISTERED:  # also where somebody has given it an id
         UNREGISTERED.collective  # noqa: B018  # raises what every use of an unregistered set raises
     return process_set.process_set_id or 0

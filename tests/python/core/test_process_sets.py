@@ -128,6 +128,7 @@ def without_a_set() -> dict[str, str]:
         for form, given in calls.items():
             seen[form] = caught(partial(getattr(rr, form), *given, process_set=[0]))
             assert rr.allreduce(1, op=rr.Sum) == 2, form  # the job goes on
+        seen["remove_process_set"] = caught(lambda: rr.remove_process_set([0]))
         seen["root"] = caught(lambda: rr.broadcast(x, [0]))
     return seen
 

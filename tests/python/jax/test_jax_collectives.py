@@ -193,6 +193,11 @@ def sets_and_objects() -> None:
         assert hvd.allgather_object("x" * rank) == ["", "x", "xx"]
         assert hvd.broadcast_parameters({}) == {}
         hvd.remove_process_set(alone)
+        for call in (hvd.allreduce, hvd.allgather, hvd.broadcast, hvd.alltoall, hvd.reducescatter):
+            with pytest.raises(hvd.InvalidArgumentError, match=r"process_set=\[0\] is no ProcessSet: give what"):
+                call(jnp.zeros(3), process_set=[0])
+        with pytest.raises(hvd.InvalidArgumentError, match=r"process_set=\[0\] is no ProcessSet"):
+            hvd.barrier(process_set=[0])
 
 
 def bfloat16_as_an_array() -> None:

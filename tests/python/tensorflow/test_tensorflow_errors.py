@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ def test_errors_name_their_cause_and_leave_the_job_usable() -> None:
 def errors() -> str:
     tf = tensorflow_ranks.start(inter=1)
     import ringreduce.tensorflow.mpi_ops as hvd
+    from ringreduce.tensorflow import rooted
     from ringreduce.tensorflow.native.errors import ours_of
 
     def check(call: Callable[[], Any], ours: type[Exception], theirs: type[Exception], text: str) -> None:
@@ -75,6 +77,9 @@ def errors() -> str:
         hvd.alltoall(tf.zeros([4]), [[2, 2]])
     with pytest.raises(hvd.InvalidArgumentError, match="has not been registered"):
         hvd._allreduce(tf.zeros([4]), process_set=hvd.ProcessSet([0, 1]))
+    for call in (hvd._allreduce, hvd.allgather, hvd.alltoall, partial(rooted.reduce, root_rank=0)):
+        with pytest.raises(hvd.InvalidArgumentError, match=r"process_set=\[0\] is no ProcessSet: give what"):
+            call(tf.zeros([4]), process_set=[0])
     invented = hvd.ProcessSet([0, 1])
     invented.process_set_id = 10
     with tf.Graph().as_default(), pytest.raises(ValueError, match="has not been registered"):
