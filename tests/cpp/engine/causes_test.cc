@@ -73,7 +73,8 @@ struct Gate {
   std::atomic<bool> closed{false};
   std::atomic<bool> holds{false};
   bool operator()() {
-    holds = closed.load();
+    if (!closed) return false;  // one look: whoever has seen it open is not held by a gate that closes then
+    holds = true;
     wait_for([this] { return !closed; });
     holds = false;
     return false;
