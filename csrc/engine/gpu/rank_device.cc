@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <system_error>
+#include <thread>
 
 #include "base/clock.h"
 #include "base/errors.h"
@@ -10,12 +11,12 @@
 #include "base/never_destroyed.h"
 #include "engine/context.h"
 #include "engine/gpu/device_queue.h"
-#include "os/bell.h"
 #include "os/thread.h"
 
 namespace rr {
 namespace {
-constexpr double kDrainS = 5.0;    // drain() waits so long
+constexpr double kDrainS = 5.0;  // drain() waits so long
+constexpr std::chrono::microseconds kDrainNap{100};
 constexpr double kClosingS = 1.0;  // and the end, for mappings that are being closed
 }  // namespace
 
@@ -131,7 +132,7 @@ void RankDevice::drain() {
   const Deadline deadline = Deadline::after_s(kDrainS);
   while (device() != nullptr && !abandoned_.empty() && !deadline.passed()) {
     forget_passed();
-    relax(true);
+    if (!abandoned_.empty()) std::this_thread::sleep_for(kDrainNap);
   }
   if (abandoned_.empty()) return;
   context_.log().warning("the GPU has not come to an end within " + std::to_string(kDrainS) + " s");
