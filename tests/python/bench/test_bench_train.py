@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -148,7 +149,7 @@ def test_horovods_adapter_calls_what_horovod_has(tmp_path: Path, monkeypatch: py
         "import sys\nfrom ringreduce.launch.ringrun import main\nsys.exit(main(['--bind', 'none', *sys.argv[1:]]))\n"
     )
     (tmp_path / "horovod" / "runner" / "launch.py").write_text(launch)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert Horovod().absent() is None
     outcome = job.run(Horovod(), parse(QUICK), "synthetic")

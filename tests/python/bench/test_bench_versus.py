@@ -183,7 +183,7 @@ def test_horovods_launcher_tags_its_lines(monkeypatch: pytest.MonkeyPatch, tmp_p
         "import sys, ringreduce.torch\nsys.modules[__name__] = ringreduce.torch\n"
     )
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(horovod.metadata, "version", lambda name: "0.28.1")
     peer = horovod.find()[0]
     assert not isinstance(peer, Absent)
@@ -223,7 +223,7 @@ def test_what_nobody_has_checked_is_not_called_right(
 
 def test_a_library_that_does_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    monkeypatch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
     honest = gloo.find()[0]
     assert isinstance(honest, Called)
     result = run(honest, CELL, 60)
