@@ -178,8 +178,7 @@ class Membership:
 
     def reported(self) -> Reported:
         """Of whom a ReportLog of this group tells. Raises NotInitializedError in a forked child."""
-        if isinstance(self._group, AbsentGroup):
-            raise NotInitializedError(FORKED.format(call="ReportLog"))
+        self._check_not_forked("ReportLog")
         return Reported(self._context, self._rank, self._context.stats)
 
     def on_leave(self, call: Callable[[], Any]) -> None:
@@ -187,15 +186,19 @@ class Membership:
         self._on_leave.append(call)
 
     def set_timeout(self, timeout_s: float) -> None:
-        """Replaces the timeout of operations; 0 = no limit."""
+        """Replaces the timeout of operations; 0 = no limit. Raises NotInitializedError in a forked child."""
+        self._check_not_forked("set_timeout")
         self._context.set_timeout(timeout_s)
 
     def leave(self, error: BaseException | None = None) -> None:
         """Leaves the group: pending operations fail with ShutdownError here, and elsewhere if they need this rank.
 
         error: the exception that makes this rank leave; elsewhere they fail with PeerLostError, which tells it.
-        Does not wait for other ranks, but between hosts for at most 2 s, so that they are told. Does nothing twice.
+        Does not wait for other ranks, but between hosts for at most 2 s, so that they are told. Does nothing twice, and
+        nothing in a forked child, where the group is the parent's.
         """
+        if self._is_inherited():
+            return
         self._context.shutdown(shutdown_cause.why(error))
         if not self._has_left:
             self._has_left = True
@@ -205,14 +208,23 @@ class Membership:
         self._on_leave.clear()
 
     def fail_as_lost(self, why: str) -> None:
-        """Has all ranks' operations fail with PeerLostError, whose text says why."""
-        self._context.fail_as_lost(why)
+        """Has all ranks' operations fail with PeerLostError, whose text says why. Nothing in a forked child."""
+        if not self._is_inherited():
+            self._context.fail_as_lost(why)
 
     def forget(self) -> None:
         """For a forked child: what it inherited is its parent's."""
         self._context.forget_after_fork()
         self._on_leave.clear()
         self._group = AbsentGroup(NotInitializedError, FORKED)  # type: ignore[assignment]
+
+    def _is_inherited(self) -> bool:
+        """Whether this process is a child that was forked from the member."""
+        return isinstance(self._group, AbsentGroup)
+
+    def _check_not_forked(self, call: str) -> None:
+        if self._is_inherited():
+            raise NotInitializedError(FORKED.format(call=call))
 
 
 def _check_of(ranks: Sequence[int]) -> Callable[[], None] | None:

@@ -205,6 +205,17 @@ def forked(rank: int) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
+def forked_without_the_group(rank: int, path: str) -> None:
+    child = os.fork()
+    if child == 0:
+        dist.destroy_process_group()
+        dist.init_process_group("gloo", store=dist.FileStore(f"{path}.child{rank}", 1), rank=0, world_size=1)
+        mine = value(rank)
+        dist.all_reduce(mine)
+        os._exit(0 if torch.equal(mine, value(rank)) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def use_everything(path: str) -> None:
     rank, size = join(path)
     assert every_reduction(rank, size) == []
@@ -217,6 +228,7 @@ def use_everything(path: str) -> None:
     if size > 2:
         subgroups(rank, size)
     forked(rank)
+    forked_without_the_group(rank, path)
     dist.barrier()
     dist.destroy_process_group()
     join(path, "another", timedelta(days=30).total_seconds())
