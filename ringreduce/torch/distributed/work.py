@@ -290,14 +290,22 @@ class Several:
         self._works = works
 
     def wait(self, timeout: float | None = None) -> None:
-        """Waits for all of them. Raises the first error; TimeoutError when the timeout runs out."""
+        """Waits for all of them, then raises the first error. TimeoutError when the timeout, for all, runs out."""
         deadline = Deadline(timeout or 0.0)
+        error: Exception | None = None
         for work in self._works:
             left_s = deadline.wait_s()
-            if isinstance(work, Work):
-                work.wait(NO_LIMIT if left_s is None else timedelta(seconds=left_s))
-            else:
-                work.wait(left_s)
+            try:
+                if isinstance(work, Work):
+                    work.wait(NO_LIMIT if left_s is None else timedelta(seconds=left_s))
+                else:
+                    work.wait(left_s)
+            except Exception as caught:
+                if not _has_ended(work):
+                    raise  # the limit of this wait, or a signal's handler
+                error = error or caught
+        if error is not None:
+            raise error
 
     def withdraw(self) -> None:
         """Withdraws those that have not ended."""
@@ -305,4 +313,8 @@ class Several:
 
     def done(self) -> bool:
         """True once wait() would not block."""
-        return all(work.is_completed() if isinstance(work, Work) else work.done() for work in self._works)
+        return all(map(_has_ended, self._works))
+
+
+def _has_ended(work: Work | _core.Work) -> bool:
+    return work.is_completed() if isinstance(work, Work) else work.done()

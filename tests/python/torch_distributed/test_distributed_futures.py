@@ -193,6 +193,20 @@ def test_an_operation_that_ends_as_a_wait_runs_out_has_its_own_outcome(
     run_ranks(end_as_a_wait_runs_out, 1, args=(count,))
 
 
+def test_of_several_operations_all_are_waited_for_although_one_has_failed() -> None:
+    """The others still write their results."""
+    failed, well = JustEnded(hvd.MismatchError("ranks differ")), JustEnded()
+    with pytest.raises(hvd.MismatchError, match="ranks differ"):
+        works.Several([failed, well]).wait()
+    assert (failed.waits, well.waits) == ([None], [None])
+
+    pending = JustEnded(hvd.MismatchError("a signal's handler"))
+    pending.done = lambda: False
+    with pytest.raises(hvd.MismatchError, match="handler"):
+        works.Several([pending, untouched := JustEnded()]).wait()
+    assert untouched.waits == []
+
+
 def test_a_completer_that_is_asked_for_after_the_group_was_left_has_no_thread(tmp_path: Path) -> None:
     dist.init_process_group("ringreduce", store=dist.FileStore(f"{tmp_path}/store", 1), rank=0, world_size=1)
     group: Any = dist.group.WORLD
