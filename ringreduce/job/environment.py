@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from operator import index
 from typing import NamedTuple
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError
@@ -68,7 +69,7 @@ def detect(
         rank, size: both or neither; when given they win over every variable, and the job is taken to be on one host.
         environ: the variables to read.
         network: whether the job may be on several hosts.
-        job: names the job, whatever a launcher calls it, unless ringrun has started it.
+        job: names the job, whatever a launcher calls it; but for ranks whose place ringrun tells, with no arguments.
 
     Raises:
         InvalidArgumentError: a variable (named in the text) has no sensible value, or half of a pair is missing.
@@ -94,12 +95,15 @@ def detect(
 
 
 def _named(place: Placement, job: str | None, environ: Environ) -> Placement:
-    """The place in the job of that name; ringrun's secret belongs to the name that ringrun has given."""
-    if job is None or rendezvous_secret(environ) is not None:
+    """The place in the job of that name. Ranks that ringrun has started stay in ringrun's job."""
+    if job is None:
         return place
-    if not job:
-        raise InvalidArgumentError('init(job=""): the name of a job is not empty')
-    return replace(place, job="named-" + job)
+    if not isinstance(job, str) or not job:
+        raise InvalidArgumentError(f"init(job={job!r}): the name of a job is a string that is not empty")
+    started = rendezvous_secret(environ)
+    if started is None:
+        return replace(place, job="named-" + job)
+    return replace(place, job=f"{started[0]}-named-{job}") if place.source == "arguments" else place
 
 
 def name_across_hosts(source: str, job: str | None, environ: Environ = os.environ) -> str:
@@ -169,6 +173,10 @@ def rendezvous_secret(environ: Environ = os.environ) -> tuple[str, bytes] | None
 def _from_arguments(rank: int | None, size: int | None, environ: Environ) -> Placement:
     if rank is None or size is None:
         raise InvalidArgumentError(f"rank and size must be given together: rank={rank}, size={size}")
+    try:
+        rank, size = index(rank), index(size)  # NumPy's integers too: other hosts are told rank and size as JSON
+    except TypeError:
+        raise InvalidArgumentError(f"init(rank={rank!r}, size={size!r}): give two ints") from None
     _check_within("rank", rank, "size", size)
     launcher = _launcher(environ)
     named = rendezvous_secret(environ)

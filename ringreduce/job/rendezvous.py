@@ -168,8 +168,10 @@ def share_fd(
 def _job_meeting(placement: Placement, purpose: str, init_count: int) -> Meeting:
     """Where the ranks of a launched job on one host meet. purpose: tells several meetings of one job apart."""
     named = rendezvous_secret()
+    # Processes that ranks of ringrun start with rank= and size= are jobs of their own, which may have names.
+    name = named[0] if named and placement.source != "arguments" else placement.job
     return Meeting(
-        address=_job_address((named[0] if named else placement.job) + purpose, init_count),
+        address=_job_address(name + purpose, init_count),
         secret=named[1] if named else b"",
         clients=frozenset(range(1, placement.size)),
         server=0,

@@ -7,7 +7,9 @@ import re
 import shlex
 import shutil
 import sys
+from typing import Any
 
+import numpy as np
 import pytest
 from processes import completed
 from ranks import clean_environment
@@ -170,10 +172,29 @@ def test_a_bad_value_is_an_error_that_names_the_variable(environ: dict[str, str]
         assert word in str(caught.value)
 
 
-@pytest.mark.parametrize(("rank", "size"), [(0, None), (None, 2), (2, 2), (-1, 2), (0, 0)])
-def test_bad_arguments(rank: int | None, size: int | None) -> None:
+@pytest.mark.parametrize(
+    ("rank", "size"), [(0, None), (None, 2), (2, 2), (-1, 2), (0, 0), ("0", "2"), (0.0, 2.0), (0, "2")]
+)
+def test_bad_arguments(rank: Any, size: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="rank"):
         detect(rank, size, environ={}, network=False)
+
+
+def test_numpys_integers_are_ranks() -> None:
+    place = detect(np.int64(1), np.int32(2), environ={}, network=False)
+    assert (type(place.rank), type(place.size), place.rank, place.size) == (int, int, 1, 2)
+
+
+@pytest.mark.parametrize("job", ["", 7])
+def test_bad_names_of_jobs(job: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"init\\(job={job!r}\\): the name of a job is a string that"):
+        detect(0, 2, environ={}, network=False, job=job)
+
+
+def test_jobs_within_a_rank_of_ringruns_have_names_of_their_own() -> None:
+    one, other = (detect(0, 2, environ=RINGRUN, network=False, job=job) for job in ("one", "other"))
+    assert (one.job, other.job) == ("ringrun-12-ab-named-one", "ringrun-12-ab-named-other")
+    assert detect(environ=RINGRUN, network=False, job="one").job == "ringrun-12-ab"
 
 
 SEVERAL_HOSTS = [
