@@ -6,9 +6,11 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Sequence
-from contextlib import closing, nullcontext
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +82,8 @@ def init(
         rank, size: this process's place, where there is no launcher to tell.
         job: a name that this job's processes share with no other job of this user on this host. Needed where no one
             process has started them all, such as ranks in terminals of their own, and where one process starts two
-            jobs at once with rank and size: their ranks could meet each other's. Without effect under ringrun.
+            jobs at once with rank and size: their ranks could meet each other's. Without effect on ranks whose place
+            ringrun tells.
         address: "host:port", the same on all ranks: an address of rank 0's host that the other hosts reach, and a port
             that is free there. For jobs on several hosts without MPI, where the launcher does not tell the ranks where
             rank 0 is (docs/user/hosts.md); RINGREDUCE_ADDRESS is the same as a variable.
@@ -136,17 +139,20 @@ def _leave(error: BaseException | None = None) -> None:
         state.finish_work()
         uncaught.disarm()
         state.current = None
-        inheritance.unmark()
-        _core.framework_end(state.NOT_INITIALIZED)
-        for process_set in job.process_sets.values():
-            process_set.unbind()
-        global_process_set.unbind(AbsentGroup(NotInitializedError, state.NOT_INITIALIZED))
-        job.context.shutdown(why)
-        failure_report.write(job.context, job.placement.rank, job.placement.size)
-        _core.framework_drain(_DRAIN_S)
-        if job.communicator is not None:
-            job.communicator.close()
-        recording.end("shutdown() was called", is_last=False)
+        steps: list[Callable[[], Any]] = [
+            inheritance.unmark,
+            partial(_core.framework_end, state.NOT_INITIALIZED),
+            *(process_set.unbind for process_set in job.process_sets.values()),
+            partial(global_process_set.unbind, AbsentGroup(NotInitializedError, state.NOT_INITIALIZED)),
+            partial(job.context.shutdown, why),
+            partial(failure_report.write, job.context, job.placement.rank, job.placement.size),
+            partial(_core.framework_drain, _DRAIN_S),
+            *([job.communicator.close] if job.communicator is not None else []),
+            partial(recording.end, "shutdown() was called", is_last=False),
+        ]
+        with ExitStack() as each:  # none is left out where Ctrl-C, or a signal's handler, raises in another
+            for step in reversed(steps):
+                each.callback(step)
 
 
 def is_initialized() -> bool:
@@ -186,8 +192,7 @@ def cross_size() -> int:
 
 def is_homogeneous() -> bool:
     """True when every host has the same number of ranks. Raises NotInitializedError."""
-    place = state.require().placement
-    return place.local_size * place.cross_size == place.size
+    return len(set(Counter(state.require().hosts).values())) == 1
 
 
 def stats() -> dict[str, int]:
@@ -247,6 +252,8 @@ def _start(
     if communicators.is_communicator(comm):
         if rank is not None or size is not None:
             raise InvalidArgumentError("init(): comm says rank and size; leave rank= and size= out")
+        if state.forked_from is not None and not communicators.is_null(comm) and comm.Get_size() > 1:
+            raise NotInitializedError(state.absence())  # MPI, and its connections, are the parent's
         if transport in places.TCP and not communicators.is_null(comm) and comm.Get_size() > 1:
             from ringreduce.job.tcp import job as tcp_job  # jobs on one host do without it
 
@@ -260,6 +267,8 @@ def _start(
         place = replace(placed.placement, source="communicator")
     else:
         place = _launched(comm, rank, size, job, network=transport != "shm")
+        if _is_parents(place):
+            raise NotInitializedError(state.absence())
         if place.source != "arguments" and place.size > 1:
             launched = place
             if state.forked_from is None:
@@ -274,8 +283,6 @@ def _start(
             communicators.check_size(comm, place)
             placed = communicators.place_ranks(comm, timeout_s, transport)
             place = placed.placement
-    if place.size > 1 and state.forked_from is not None and place.rank == state.forked_from.rank:
-        raise NotInitializedError(state.absence())  # the parent is this rank already
     if place.local_rank == 0:
         config.warn(os.environ)
     hosts = placed.hosts if placed is not None else [0] * place.size
@@ -319,14 +326,18 @@ def _start(
         raise InvalidArgumentError(f"{place.source} says {place.size} ranks, but {world.size} joined")
     reached = state.Reached(met.addresses[0][0], met.groups_secret) if met is not None else None
     state.current = state.Running(context, place, timeout_s, dynamic, buffers.copied(), hosts, communicator, reached)
-    shutdown_cause.begin()
-    _core.framework_start(place.rank, place.size, place.local_rank, place.local_size)
-    global_process_set.bind(0, world.ranks, world)
-    if launched is not None:
-        inheritance.mark(launched)
-    if place.size > 1:
-        uncaught.tell_by(_fail, _leave)
-        uncaught.arm(_leave, place.source)
+    try:
+        shutdown_cause.begin()
+        _core.framework_start(place.rank, place.size, place.local_rank, place.local_size)
+        global_process_set.bind(0, world.ranks, world)
+        if launched is not None:
+            inheritance.mark(launched)
+        if place.size > 1:
+            uncaught.tell_by(_fail, _leave)
+            uncaught.arm(_leave, place.source)
+    except BaseException as error:
+        _leave(error)
+        raise
 
 
 def _met(place: environment.Placement, wanted: places.TcpWanted, timeout_s: float) -> tcp_rendezvous.Met | None:
@@ -358,6 +369,14 @@ def _launched(comm: Any, rank: int | None, size: int | None, job: str | None, ne
     if place.source in communicators.MPI_LAUNCHERS:
         communicators.check_launcher()
     return place
+
+
+def _is_parents(place: environment.Placement) -> bool:
+    """Whether a rank that this process was forked from has this place already."""
+    parent = state.forked_from
+    if parent is None or place.size == 1 or place.rank != parent.rank:
+        return False
+    return place.source != "arguments" or (place.size, place.job) == (parent.size, parent.job)
 
 
 def _is_world(comm: Any, size: int) -> bool:

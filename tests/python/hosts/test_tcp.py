@@ -334,6 +334,28 @@ def test_a_forked_child_does_not_keep_a_dead_rank_alive(tcp: dict[str, str]) -> 
             os.kill(child, signal.SIGKILL)
 
 
+def a_child_that_would_be_a_rank() -> str:
+    rank = ringreduce.init().rank
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            ringreduce.init()
+        except ringreduce.Error as error:
+            os.write(write, f"{type(error).__name__}: {error}".encode())
+        os._exit(0)
+    ringreduce.shutdown()
+    with ringreduce.init() as world:
+        assert ringreduce.allreduce(rank, op=ringreduce.Sum) == world.size * (world.size - 1) // 2
+    os.waitpid(child, 0)
+    return os.read(read, 1000).decode()
+
+
+def test_a_forked_child_does_not_meet_its_parents_job(tcp: dict[str, str]) -> None:
+    for rank, text in enumerate(run_ranks(a_child_that_would_be_a_rank, 2, env=tcp)):
+        assert text.startswith("NotInitializedError: "), text
+        assert f"forked from rank {rank}" in text
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 

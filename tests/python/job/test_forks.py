@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -78,6 +80,11 @@ def test_a_rank_with_data_loader_workers_is_killed() -> None:
 
 def in_child(work: Any) -> str:
     """What work() returns or raises in a forked child, and how that ends."""
+    return start_child(work)()
+
+
+def start_child(work: Any) -> Callable[[], str]:
+    """in_child(), which goes on beside the child: its result is what the result returns."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -88,9 +95,32 @@ def in_child(work: Any) -> str:
         os.write(write, text.encode())
         os._exit(0)
     os.close(write)
-    with os.fdopen(read) as pipe:
-        text = pipe.read()
-    return text + ("" if os.waitpid(child, 0)[1] == 0 else " (died)")
+
+    def outcome() -> str:
+        with os.fdopen(read) as pipe:
+            text = pipe.read()
+        return text + ("" if os.waitpid(child, 0)[1] == 0 else " (died)")
+
+    return outcome
+
+
+def makes_a_job_of_helpers() -> list[str]:
+    import ringreduce as rr
+
+    with rr.init() as world:
+
+        def helper(rank: int) -> float:
+            with rr.init(rank=rank, size=2, job=f"helpers of {world.rank}"):
+                return float(rr.allreduce(10.0 * world.rank + rank, op=rr.Sum))
+
+        texts = [outcome() for outcome in [start_child(partial(helper, rank)) for rank in (0, 1)]]
+        assert rr.allreduce(1, op=rr.Sum) == 2
+        return texts
+
+
+def test_forked_children_of_two_ranks_make_two_jobs() -> None:
+    """One has its parent's rank, which is another rank in a job of another name."""
+    assert run_ranks(makes_a_job_of_helpers, 2) == [["1.0"] * 2, ["21.0"] * 2]
 
 
 def descriptors() -> list[str]:

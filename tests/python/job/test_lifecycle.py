@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,7 +19,8 @@ from deadlines import SOON_S
 from processes import asleep, completed
 from ranks import clean_environment, receive_from_test, run_ranks, send_to_test, start_ranks
 
-from ringreduce import config
+import ringreduce
+from ringreduce import basics, config, state
 from ringreduce.errors import NotInitializedError
 from ringreduce.job import environment, inheritance, starter
 
@@ -28,6 +31,47 @@ def caught(call: Any) -> str:
         return f"no error but {call()!r}"
     except Exception as error:
         return f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize(("hosts", "same"), [([0, 0, 0, 3, 3, 5], False), ([0, 0, 2, 2], True), ([0, 0], True)])
+def test_all_ranks_say_alike_whether_hosts_have_as_many(
+    hosts: list[int], same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "current", SimpleNamespace(hosts=hosts))
+    assert ringreduce.is_homogeneous() is same
+
+
+def is_interrupted(call: str, step: str) -> None:
+    import ringreduce as rr
+
+    rr.init()
+    if call == "init":
+        rr.shutdown()
+    module, name = step.split(".")
+    interrupts = mock.patch.object(getattr(basics, module), name, side_effect=KeyboardInterrupt)
+    with interrupts, pytest.raises(KeyboardInterrupt):
+        getattr(rr, call)()
+    assert not rr.is_initialized()
+    with pytest.raises(rr.NotInitializedError):
+        rr.allreduce(1.0)
+    rr.init()
+    assert rr.allreduce(1.0, op=rr.Sum) == rr.size()
+    rr.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("call", "step"),
+    [
+        ("shutdown", "inheritance.unmark"),
+        ("shutdown", "_core.framework_end"),
+        ("shutdown", "failure_report.write"),
+        ("shutdown", "recording.end"),
+        ("init", "shutdown_cause.begin"),
+        ("init", "uncaught.tell_by"),
+    ],
+)
+def test_an_interrupt_within_init_or_shutdown_leaves_no_half_of_a_job(call: str, step: str) -> None:
+    run_ranks(is_interrupted, 2, args=(call, step))
 
 
 def wait_with_a_timeout() -> list[str]:
