@@ -79,7 +79,11 @@ class AdasumMixin(DistributedMixin):
 
     @untraced(STEP)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """The plain step with this rank's gradients; then the parameters change by Adasum of the ranks' changes."""
+        """The plain step with this rank's gradients; then the parameters change by Adasum of the ranks' changes.
+
+        Raises MismatchError from then on if it ends before the changes are combined, as by an interrupt.
+        """
+        self._check_lost()
         plain_step = super(DistributedMixin, self).step
         if not self._is_shared():
             return plain_step(closure)
@@ -87,12 +91,14 @@ class AdasumMixin(DistributedMixin):
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         with torch.no_grad():
             before = [parameter.clone() for parameter in parameters]
-        result = plain_step(closure)
+        result = self._plainly(plain_step, closure)
+        self._is_lost = True  # until the parameters have the combined change, not this rank's own
         with torch.no_grad():
             changes = [parameter - start for parameter, start in zip(parameters, before, strict=True)]
             combined = self._combine(changes)
             for parameter, start, change in zip(parameters, before, combined, strict=True):
                 torch.add(start, change, out=parameter.data)
+        self._is_lost = False
         return result
 
     step.hooked = True  # type: ignore[attr-defined]  # torch runs step hooks around the plain step(), not here again

@@ -73,6 +73,36 @@ def test_ctrl_c_where_a_step_cannot_be_taken_up(where: str) -> None:
     run_ranks(interrupted_for_good, 2, args=(where,))
 
 
+def fail_to_combine(error: type[BaseException]) -> None:
+    """All ranks fail alike between their own step and the combined one."""
+
+    def fail(changes: Any) -> Any:
+        raise error
+
+    with hvd.init():
+        model = torch.nn.Linear(4, 3)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), op=hvd.Adasum)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).pow(2).sum().backward()
+            optimizer.step()
+
+        step()
+        optimizer._combine = fail
+        with pytest.raises(error):
+            step()
+        del optimizer._combine
+        for _ in range(2):
+            with pytest.raises(hvd.MismatchError, match=LOST):
+                step()
+
+
+@pytest.mark.parametrize("error", [hvd.MismatchError, KeyboardInterrupt])
+def test_a_step_whose_changes_are_not_combined(error: type[BaseException]) -> None:
+    run_ranks(fail_to_combine, 2, args=(error,))
+
+
 def wait_with(first: Any, method: Any) -> Any:
     """The method, once the function has been called; from the next call on the method alone."""
 
