@@ -305,7 +305,7 @@ class DistributedMixin(torch.optim.Optimizer):
             if not self._is_reduced():
                 self._reduce(has_closure=True)
             self._synchronized = False
-            return self._loss_of_all(loss) if self._should_synchronize else loss
+            return self._loss_of_all(loss)
 
         return self._plainly(super().step, synchronized)
 

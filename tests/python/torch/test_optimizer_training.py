@@ -1,5 +1,6 @@
 """DistributedOptimizer among what else a script uses: sparse gradients, mixed precision, schedulers, torch.compile."""
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -330,8 +331,11 @@ def test_adasum_combines_the_ranks_changes(run_ranks: Callable[..., Any]) -> Non
     run_ranks(add_adaptively, 2)
 
 
-def search_along_lines() -> tuple[list[list[float]], list[list[float]]]:
-    """Parameters after LBFGS with a line search: on each rank's half of the data, and alone on all of it."""
+def search_along_lines(skips: bool) -> tuple[list[list[float]], list[list[float]]]:
+    """Parameters after LBFGS with a line search: on each rank's half of the data, and alone on all of it.
+
+    skips: the closure reduces by synchronize(), and step() is called within skip_synchronize().
+    """
     ends = []
     with hvd.init() as world:
         for alone in (False, True):
@@ -345,21 +349,29 @@ def search_along_lines() -> tuple[list[list[float]], list[list[float]]]:
                 optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
 
             def closure(
-                model: Any = model, optimizer: Any = optimizer, inputs: Any = inputs, targets: Any = targets
+                model: Any = model,
+                optimizer: Any = optimizer,
+                inputs: Any = inputs,
+                targets: Any = targets,
+                alone: bool = alone,
             ) -> Any:
                 optimizer.zero_grad()
                 loss = (model(inputs) - targets).square().mean()
                 loss.backward()
+                if skips and not alone:
+                    optimizer.synchronize()
                 return loss
 
             for _ in range(3):
-                optimizer.step(closure)
+                with optimizer.skip_synchronize() if skips and not alone else contextlib.nullcontext():
+                    optimizer.step(closure)
             ends.append([parameter.tolist() for parameter in model.parameters()])
     return ends[0], ends[1]
 
 
-def test_lbfgs_searches_along_the_loss_of_all_ranks(run_ranks: Callable[..., Any]) -> None:
-    (first, whole), (second, _) = run_ranks(search_along_lines, 2)
+@pytest.mark.parametrize("skips", [False, True])
+def test_lbfgs_searches_along_the_loss_of_all_ranks(skips: bool, run_ranks: Callable[..., Any]) -> None:
+    (first, whole), (second, _) = run_ranks(search_along_lines, 2, args=(skips,))
     assert first == second
     for got, expected in zip(first, whole, strict=True):
         assert torch.allclose(torch.tensor(got), torch.tensor(expected), rtol=1e-6)
