@@ -72,13 +72,13 @@ class DistributedMixin(torch.optim.Optimizer):
             if p not in self._reduced
         ]
         new = [item for item in found if item[1].requires_grad]
-        self._idle = [p for _, p, _ in found if not p.requires_grad]
         if new:
             check_gradient_dtypes(new)
             if self._is_compared:
                 self._compare_anew("with new parameters")
             self._reducers.append(self._make_reducer(new))
             self._reduced.update(p for _, p, _ in new)
+        self._idle = [p for _, p, _ in found if not p.requires_grad]  # after an error those of before, to try again
 
     def _make_reducer(self, named: list[Named]) -> Reducer:
         whole = [(name, parameter, 0) for name, parameter, _ in named]
@@ -347,7 +347,10 @@ class DistributedMixin(torch.optim.Optimizer):
             super().load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As the optimizer's own. Collective: the new parameters are reduced from now on too."""
+        """As the optimizer's own. Collective: the new parameters are reduced from now on too.
+
+        After an error, such as a MismatchError for a group that differs by rank, the optimizer is without the group.
+        """
         super().add_param_group(param_group)
         index = len(self.param_groups) - 1
         for i, parameter in enumerate(self.param_groups[-1]["params"]):
@@ -355,8 +358,9 @@ class DistributedMixin(torch.optim.Optimizer):
         try:
             check_memory([(self._parameter_names[p], p) for p in self.param_groups[-1]["params"]], self._process_set)
             self._extend()
-        except InvalidArgumentError:
+        except BaseException as error:
             del self.param_groups[-1]
+            self._is_lost |= not isinstance(error, Exception)  # an interrupt: others may have the group
             raise
 
     def compression_state_dict(self) -> list[list[dict[str, Any]]]:

@@ -557,3 +557,90 @@ def test_gradients_of_another_dtype_are_refused(run_ranks: Callable[..., Any]) -
         assert text.startswith(
             "DistributedOptimizer: weight is torch.bfloat16 and its grad_dtype is torch.float32; gradients are reduced"
         )
+
+
+# --- parameters that differ by rank -----------------------------------------------------------------------------------
+
+
+def add_what_differs(settings: dict[str, Any]) -> None:
+    """Groups that differ by rank are refused and not kept; the right one is reduced then."""
+    with hvd.init() as world:
+        model, extra = torch.nn.Linear(4, 3), torch.nn.Linear(3, 2, bias=False)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **settings)
+        hvd.broadcast_parameters({**model.state_dict(), "extra": extra.weight.data}, 0)
+        for wrong in (torch.zeros(2 + world.rank, 3), torch.zeros(3, 2).t() if world.rank else torch.zeros(2, 3)):
+            with pytest.raises(hvd.MismatchError, match="the ranks have different parameters"):
+                optimizer.add_param_group({"params": [torch.nn.Parameter(wrong)]})
+            assert len(optimizer.param_groups) == 1
+        optimizer.add_param_group({"params": extra.parameters()})
+        assert len(optimizer.param_groups) == 2
+        before = extra.weight.detach().clone()
+        for step in range(2):
+            optimizer.zero_grad()
+            extra(model(torch.full((2, 4), float(world.rank + step + 1)))).pow(2).sum().backward()
+            optimizer.step()
+        assert not torch.equal(extra.weight, before)
+        for parameter in (*model.parameters(), *extra.parameters()):
+            everywhere = hvd.allgather_object(parameter.tolist())
+            assert everywhere == everywhere[:1] * world.size
+
+
+@pytest.mark.parametrize("settings", [{}, {"shard_step": True}], ids=["whole", "shares"])
+def test_a_parameter_group_that_differs_by_rank_is_not_kept(
+    settings: dict[str, Any], run_ranks: Callable[..., Any]
+) -> None:
+    run_ranks(add_what_differs, 2, args=(settings,))
+
+
+def interrupt_an_addition() -> None:
+    """After Ctrl-C in add_param_group() no rank knows how far the others have come."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with hvd.init():
+        model = torch.nn.Linear(4, 3)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        optimizer._extend = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.add_param_group({"params": torch.nn.Linear(3, 2).parameters()})
+        assert len(optimizer.param_groups) == 1
+        with pytest.raises(hvd.MismatchError, match=r"was interrupted where it cannot be taken up"):
+            optimizer.step()
+
+
+def test_ctrl_c_while_a_parameter_group_is_added(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(interrupt_an_addition, 2)
+
+
+def unfreeze_what_differs() -> None:
+    """Each rank unfreezes another layer: an error in every step, until all unfreeze the same."""
+    with hvd.init() as world:
+        torch.manual_seed(3)
+        model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
+        model.requires_grad_(False)
+        model[1].requires_grad_(True)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), [*model.named_parameters()])
+
+        def backward(step: int) -> None:
+            optimizer.zero_grad()
+            model(torch.full((2, 4), float(world.rank + step + 1))).pow(2).sum().backward()
+
+        backward(0)
+        optimizer.step()
+        model[2 * world.rank].requires_grad_(True)
+        backward(1)
+        for _ in range(2):
+            with pytest.raises(hvd.MismatchError, match="the ranks have different parameters"):
+                optimizer.step()
+        model.requires_grad_(True)
+        optimizer.step()
+        backward(2)
+        optimizer.step()
+        for parameter in model.parameters():
+            everywhere = hvd.allgather_object(parameter.tolist())
+            assert everywhere == everywhere[:1] * world.size
+
+
+def test_layers_unfrozen_that_differ_by_rank(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(unfreeze_what_differs, 2)
