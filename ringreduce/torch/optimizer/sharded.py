@@ -156,15 +156,23 @@ class ShardedMixin(DistributedMixin):
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> torch.Tensor:
-        """See DistributedMixin: each rank looks at its share, and one small all-reduce puts the norms together."""
+        """See DistributedMixin: each rank looks at its share, and one small all-reduce puts the norms together.
+
+        Raises InvalidArgumentError for a norm_type that is not > 0, unless synchronize() has come before.
+        """
         if self._synchronized and not self._pending():
             whole = super().clip_grad_norm_(max_norm, norm_type, error_if_nonfinite)
             self._synchronized = True  # parameter.grad is whole, and what replaces it now is used
             return whole
+        order = float(norm_type)
+        if not order > 0:
+            raise InvalidArgumentError(
+                f"clip_grad_norm_: norm_type must be > 0 with shard_step=True, where each rank looks at its share, and "
+                f"is {norm_type}: call optimizer.synchronize() before, then each rank looks at whole gradients"
+            )
         if self._is_to_be_reduced():
             self._reduce()
         self._synchronized = False
-        order = float(norm_type)
         grads = [bucket.shard.grad for bucket in self._buckets() if bucket.shard.grad is not None]
         mine = norm_of(grads, order)
         total = mine if math.isinf(order) else mine**order

@@ -310,6 +310,9 @@ def clip() -> None:
         wrapped[0].zero_grad()
         loss_of(models[1], world.rank, 0).backward()
         models[1].scale.grad.fill_(float("nan"))
+        for norm_type in (0.0, -1.0, -float("inf"), float("nan")):
+            with pytest.raises(hvd.InvalidArgumentError, match=r"norm_type must be > 0 .*call optimizer\.synchronize"):
+                wrapped[0].clip_grad_norm_(1.0, norm_type)
         with pytest.raises(RuntimeError, match="non-finite"):
             wrapped[0].clip_grad_norm_(1.0, error_if_nonfinite=True)
 
