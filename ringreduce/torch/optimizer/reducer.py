@@ -57,6 +57,8 @@ class Reducer:
     Construction is collective over the process set.
     """
 
+    has_shares = False  # shard_step=True
+
     def __init__(
         self,
         named: Sequence[tuple[str, torch.nn.Parameter, int]],
@@ -302,7 +304,7 @@ class Reducer:
         settings = (
             f"op={int(chosen.op)} prescale={chosen.prescale} postscale={chosen.postscale} "
             f"compression={gradient_reduction.described(chosen.compression)} gradient_as_bucket_view={chosen.views} "
-            f"fusion_threshold={self._limit}"
+            f"shard_step={self.has_shares} fusion_threshold={self._limit}"
         )
         digest = hashlib.sha256(repr((described, buckets, settings)).encode()).hexdigest()
         gathered = collective_json.allgather_json(self._process_set.group, "DistributedOptimizer", [_made, digest])

@@ -174,6 +174,7 @@ class ShardedBucket(RegisteredBucket):
 class ShardedReducer(Reducer):
     """A Reducer of ShardedBuckets, which are there from the start."""
 
+    has_shares = True
     shards: list[ShardedBucket]
 
     def __init__(self, *arguments: Any) -> None:

@@ -373,6 +373,8 @@ def refuse() -> None:
             hvd.DistributedOptimizer(torch.optim.SGD(mixed[:: 1 if world.rank == 0 else -1], lr=0.1), named_mixed)
         with pytest.raises(hvd.MismatchError, match=r"op=0 .*but rank 1 has 1, op=1 "):
             wrap(op=hvd.Average if world.rank == 0 else hvd.Sum)
+        with pytest.raises(hvd.MismatchError, match=r"shard_step=True .*but rank 1 has 1, .*shard_step=False "):
+            wrap(shard_step=world.rank == 0)
         with pytest.warns(DeprecationWarning, match="num_groups"):
             wrap(num_groups=2)
 
