@@ -231,7 +231,11 @@ def densified(slot: Slot, grad: torch.Tensor) -> torch.Tensor:
     A sparse one is made dense: the buckets were laid out in the first step, where it was dense or missing everywhere.
     """
     if grad.requires_grad:
-        raise AssertionError("gradients that require gradients (create_graph=True) cannot be reduced in place")
+        raise AssertionError(
+            "gradients that require gradients, as those of backward(create_graph=True), cannot be reduced in place: "
+            "compute what the second derivatives are of by torch.autograd.grad(..., create_graph=True), add it to the "
+            "loss, call optimizer.zero_grad(), and then a plain backward()"
+        )
     if grad.layout is torch.strided:
         return grad
     warnings.warn(

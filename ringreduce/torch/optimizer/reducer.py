@@ -75,7 +75,7 @@ class Reducer:
         self._passes = passes
         self._begun = False  # a hooked gradient is final since the last synchronize()
         self._is_for_once = False  # the buckets are for this step, in which a rank had joined
-        self._is_half_done = False  # synchronize() has begun; still so after it was interrupted
+        self._is_half_done = False  # synchronize() was interrupted
         self._slots = [Slot(parameter, name, section) for name, parameter, section in reversed(named)]
         self._prefix = self._agree(self._groups())
         self._buckets: list[Bucket] = []
@@ -147,30 +147,40 @@ class Reducer:
     @ranged("DistributedOptimizer.synchronize")
     def synchronize(self) -> None:
         """Launches what is left, and waits until every gradient is reduced. Raises the first error of all buckets."""
+        try:
+            with torch.no_grad():
+                error = self._end_round()
+            self._expect()
+        except BaseException as ended:
+            self._is_half_done = not isinstance(ended, Exception)
+            raise
+        if error is not None:
+            raise error
+
+    def _end_round(self) -> Exception | None:
         error: Exception | None = None
-        self._is_half_done = True
-        with torch.no_grad():
-            if not self._buckets:
-                self._is_for_once = not self._begin_layout()
-            elif self._makes_dense:
-                self._make_dense()
-            if any(bucket.has_arrived_too_often(self._passes) for bucket in self._buckets):
-                error = _too_often()  # raised when the other ranks have what they wait for
+        if not self._buckets:
+            self._is_for_once = not self._begin_layout()
+        elif self._makes_dense:
+            self._make_dense()
+        if any(bucket.has_arrived_too_often(self._passes) for bucket in self._buckets):
+            error = _too_often()  # raised when the other ranks have what they wait for
+        try:
             for bucket in self._buckets[self._launched :]:
                 bucket.begin()
                 self._launched += 1
-            for bucket in self._buckets:
-                try:
-                    bucket.finish()
-                except Exception as caught:
-                    error = error or caught
-            for at, dims in self._sparse_again.items():
-                _make_sparse(self._slots[at], dims)
-            if self._is_for_once:
-                self._drop_layout()
-        self._expect()
-        if error is not None:
-            raise error
+        except Exception as caught:
+            error = error or caught
+        for bucket in self._buckets[: self._launched]:
+            try:
+                bucket.finish()
+            except Exception as caught:
+                error = error or caught
+        for at, dims in self._sparse_again.items():
+            _make_sparse(self._slots[at], dims)
+        if self._is_for_once:
+            self._drop_layout()
+        return error
 
     @untraced(STEP)
     def ready(self, slot: Slot) -> None:
