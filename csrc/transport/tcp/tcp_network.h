@@ -14,8 +14,8 @@
 
 namespace rr {
 
-// Whether data is encrypted; it is authenticated in any case, and control is encrypted in any case. kAuto: on its way
-// to ranks whose address is not private.
+// Whether data is encrypted; control is in any case. Data that is not has a checksum, which finds what chance has
+// changed and no attacker's change. kAuto: data is encrypted on its way to ranks whose address is not private.
 enum class Encrypt { kAuto, kOn, kOff };
 
 struct TcpOptions {

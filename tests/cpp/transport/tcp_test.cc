@@ -107,8 +107,8 @@ TEST_CASE("tcp: a rank at whose address nobody listens") {
     std::byte byte;
     wait_for([&] { return link->pull(&byte, 1) != 0; });
   });
-  CHECK(text.find("lost rank 1: no connection to " + address.text() + ": connect: Connection refused") !=
-        std::string::npos);
+  expect_contains(text, "lost rank 1: no connection to " + address.text() + ": connect: Connection refused");
+  expect_contains(text, "; has that rank ended? If not, may this host reach that port? RINGREDUCE_PORTS");
 }
 
 TEST_CASE("tcp: ranks of another job are told so, and of no use") {

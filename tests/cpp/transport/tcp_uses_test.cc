@@ -176,6 +176,24 @@ TEST_CASE("dialer: a peer that ends each connection although it knows the job is
   CHECK(why->find("as if it held another one, which has been lost here") != std::string::npos);
 }
 
+TEST_CASE("dialer: a peer that refuses is given up after the limit, and after several attempts") {
+  const TcpAddress address = listening().second;
+  constexpr int kLimitMs = 100;
+  const auto connection = std::make_shared<TcpConnection>(1, 0);
+  Dialer dialer(0, {address, address}, 60000, kLimitMs, 60000);
+  const int64_t began_ns = now_ns();
+  const Dialer::Failure refused{"Connection refused", began_ns};
+  // This process was stopped after its first attempt.
+  CHECK_FALSE(dialer.failed(connection, refused));
+  wait_for([&] { return now_ns() - began_ns > 2 * kLimitMs * int64_t{1'000'000}; });
+  CHECK_FALSE(dialer.failed(connection, refused));
+  std::optional<std::string> why;
+  for (int i = 0; i < 20 && !why; ++i) why = dialer.failed(connection, refused);
+  CHECK(why.has_value());
+  Dialer patient(0, {address, address}, 60000, 60000, 60000);
+  for (int i = 0; i < 20; ++i) CHECK_FALSE(patient.failed(connection, {"Connection refused", now_ns()}));
+}
+
 TEST_CASE("dialer: a connection of heartbeats has time for three SYNs, the last after 3 s") {
   const auto [listener, address] = listening();
   const TcpOptions usual;

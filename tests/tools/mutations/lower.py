@@ -173,7 +173,14 @@ ROWS = (
         "csrc/transport/tcp/opening/dialer.cc",
         "now - tries.unanswered_since_ns >=",
         "now - tries.unanswered_since_ns >= 0 *",
-        ("tcp_test::tcp: a leader that is refused",),
+        ("tcp_uses_test::dialer: a peer that refuses is given up",),
+    ),
+    Mutation(
+        "tcp-refused-once-is-lost",
+        "csrc/transport/tcp/opening/dialer.cc",
+        "tries.unanswered >= kLeastUnanswered",
+        "tries.unanswered >= 0",
+        ("tcp_uses_test::dialer: a peer that refuses is given up",),
     ),
     Mutation(
         "tcp-given-up-for-good",

@@ -12,8 +12,10 @@
 namespace rr {
 namespace {
 
+// A process that was stopped for a while has not seen so many.
+constexpr int kLeastUnanswered = 5;
 constexpr int kLeastUnproven = 5;
-constexpr int kLeastDeclined = 20;         // a process that was stopped for a while has not seen so many
+constexpr int kLeastDeclined = 20;
 constexpr int64_t kRedialNs = 50'000'000;  // after the first attempt that was dropped; doubled up to
 constexpr int64_t kRedialMostNs = 400'000'000;
 
@@ -40,8 +42,8 @@ OwnedFd Dialer::dial(const TcpConnection& connection) const {
 std::optional<std::string> Dialer::failed(const ConnectionPtr& connection, const Failure& failure) {
   const int64_t now = now_ns();
   Tries& tries = tries_[{connection->peer, connection->channel}];
-  if (failure.has_answer) tries.unanswered_since_ns = 0;
-  if (!failure.has_answer && tries.unanswered_since_ns == 0) tries.unanswered_since_ns = failure.began_ns;
+  if (failure.has_answer) tries.unanswered = 0;
+  if (!failure.has_answer && tries.unanswered++ == 0) tries.unanswered_since_ns = failure.began_ns;
   // By the ends of several: one that was stopped for a minute before it said anything, or whose peer was, says nothing.
   if (failure.is_proven) tries.unproven = 0;
   if (failure.has_answer && !failure.is_proven && tries.unproven++ == 0) tries.unproven_since_ns = now;
@@ -54,15 +56,18 @@ std::optional<std::string> Dialer::failed(const ConnectionPtr& connection, const
   const bool is_declined =
       tries.declined >= kLeastDeclined && now - tries.declined_since_ns >= 2 * data_lost_after_ms_ * int64_t{1'000'000};
   // Refused is no answer: the peer may have ended, or a packet filter refuses what only the peer may begin.
-  const bool is_lost = !failure.has_answer && (failure.has_timed_out || now - tries.unanswered_since_ns >=
-                                                                            limit_ms(*connection) * int64_t{1'000'000});
-  if (!failure.is_final && !is_lost && !is_stranger && !is_declined) {
+  const bool is_refused = !failure.has_answer && tries.unanswered >= kLeastUnanswered &&
+                          now - tries.unanswered_since_ns >= limit_ms(*connection) * int64_t{1'000'000};
+  const bool is_unanswered = !failure.has_answer && failure.has_timed_out;
+  if (!failure.is_final && !is_refused && !is_unanswered && !is_stranger && !is_declined) {
     const int64_t pause_ns = std::min(kRedialMostNs, kRedialNs << std::min(tries.count++, 8));
     redials_.push_back({connection, now + pause_ns});
     return {};
   }
   std::string cure;
-  if (failure.has_timed_out) cure = "; may this host reach that port? RINGREDUCE_PORTS names those to open";
+  if (is_refused)
+    cure = "; has that rank ended? If not, may this host reach that port? RINGREDUCE_PORTS names those to open";
+  if (is_unanswered) cure = "; may this host reach that port? RINGREDUCE_PORTS names those to open";
   if (is_stranger) {
     cure = "; nobody there has shown within " + std::to_string(unproven_lost_after_ms_ / 1000) +
            " s that it has this job's secret: does something else listen there, or end connections on the way?";

@@ -49,7 +49,8 @@ class Dialer {
  private:
   struct Tries {
     int count = 0;
-    int64_t unanswered_since_ns = 0;  // 0: the peer has answered the last one
+    int unanswered = 0;               // in a row
+    int64_t unanswered_since_ns = 0;  // the first of them began
     int unproven = 0;                 // ends of connections by who has not shown the job's key, in a row
     int64_t unproven_since_ns = 0;    // the first of them
     int declined = 0;                 // ends by a peer that has shown the key, in a row
