@@ -56,9 +56,21 @@ def meet() -> tuple[int, bytes, list[int], bool]:
     return os.getpid(), content, watched, closed_on_exec
 
 
+def meet_and_stay() -> tuple[int, bytes, list[int], bool]:
+    seen = meet()
+    send_to_test("has looked")
+    receive_from_test()  # a pidfd of a process that has ended names none
+    return seen
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_all_ranks_share_memory_and_watch_each_other(size: int) -> None:
-    answers = run_ranks(meet, size)
+    with start_ranks(meet_and_stay, size) as job:
+        for rank in range(size):
+            assert job.receive(rank) == "has looked"
+        for rank in range(size):
+            job.send(rank)
+        answers = [outcome.value for outcome in job.wait()]
     pids = [pid for pid, *_ in answers]
     for rank, (_, content, watched, closed_on_exec) in enumerate(answers):
         assert content == CONTENT
