@@ -143,7 +143,7 @@ class DistributedMixin(torch.optim.Optimizer):
             self._compare_anew("after join()")
         if not self._is_compared:
             self._is_compared = same_start.check(
-                self._start_values(), f"{prefix}.start", self._process_set, self._compares
+                self._start_values(), f"{prefix}.start", self._process_set, self._compares, self.param_groups
             )
 
     def _compare_anew(self, when: str) -> None:

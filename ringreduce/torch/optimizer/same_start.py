@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -19,9 +20,11 @@ def check(
     name: str,
     process_set: ProcessSet,
     who: str = same_start.OPTIMIZER,
+    groups: Sequence[dict[str, Any]] = (),
 ) -> bool:
     """ringreduce.common.same_start.check() of tensors: what the step starts from, in the same order on all ranks.
 
+    groups: an optimizer's param_groups, whose options count too: the learning rate and other numbers.
     After a join() what counts is what the rank has that joined last: it has taken all steps.
     """
     root = process_set.ranks[0] if process_set.joined_last is None else process_set.joined_last
@@ -29,7 +32,9 @@ def check(
         f"Before it call hvd.broadcast_parameters(model.state_dict(), root_rank={root}) and "
         f"hvd.broadcast_optimizer_state(optimizer, root_rank={root})"
     )
+    options = [Options(at, group) for at, group in enumerate(groups)]
     dense = [(of, tensor) for of, tensor in named if _is_plain(tensor)]
+    dense += [item for one in options for item in one.named()]
     tensors = [tensor for _, tensor in dense]
 
     def describe() -> tuple[list[str], list[tuple[str, tuple[int, ...], str]]]:
@@ -39,8 +44,48 @@ def check(
     def broadcast(places: list[int]) -> None:
         with torch.no_grad():
             broadcast_parameters([tensors[at] for at in places], root, process_set)
+        for one in options:
+            one.take_over()
 
     return same_start.check(describe, lambda: _sums(tensors), broadcast, cure, name, process_set, who)
+
+
+class Options:
+    """The options of a parameter group that are numbers, tuples of numbers, or tensors.
+
+    Args:
+        at: the group's place in param_groups.
+        group: the group.
+    """
+
+    def __init__(self, at: int, group: dict[str, Any]) -> None:
+        self._group = group
+        self._at = at
+        self._keys = sorted(key for key, value in group.items() if key != "params" and _numbers(value))
+        values = [float(number) for key in self._keys for number in _numbers(group[key])]
+        self._values = torch.tensor(values, dtype=torch.float64, device="cpu")
+
+    def named(self) -> list[tuple[str, torch.Tensor]]:
+        """Tensors to compare: one of all numbers, and the group's own."""
+        own = [(key, value) for key, value in self._group.items() if isinstance(value, torch.Tensor)]
+        tensors = [(f"{key} of parameter group {self._at}", value) for key, value in own if _is_plain(value)]
+        if self._keys:
+            tensors.append((f"an option ({', '.join(self._keys)}) of parameter group {self._at}", self._values))
+        return tensors
+
+    def take_over(self) -> None:
+        """Writes to the group what has been broadcast to the tensor of numbers."""
+        values = iter(self._values.tolist())
+        for key in self._keys:
+            given = self._group[key]
+            numbers = [type(number)(next(values)) for number in _numbers(given)]
+            self._group[key] = type(given)(numbers) if isinstance(given, tuple | list) else numbers[0]
+
+
+def _numbers(value: Any) -> Sequence[Any]:
+    """The numbers that an option is; empty where it is something else, such as a switch."""
+    several = value if isinstance(value, tuple | list) else [value]
+    return several if all(isinstance(one, int | float) and not isinstance(one, bool) for one in several) else []
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -31,7 +31,8 @@ def first_steps(mode: str, differs: str, shards: bool) -> tuple[list[str], bool]
         warnings.simplefilter("always")
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1))
-        plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        options = {"lr": 0.2, "momentum": 0.8} if differs == "options" and world.rank == 1 else {}
+        plain = torch.optim.SGD(model.parameters(), **{"lr": 0.1, "momentum": 0.9, **options})
         if differs == "state":
             model(torch.ones(2, 3)).sum().backward()
             plain.step()
@@ -53,13 +54,14 @@ def first_steps(mode: str, differs: str, shards: bool) -> tuple[list[str], bool]
 
 
 NAMED = {
-    "parameter": "2.weight is not the same on all ranks; 1 of 6 tensors differ",
-    "state": "the optimizer's momentum_buffer of 1.bias is not the same on all ranks; 1 of 12",
+    "parameter": "2.weight is not the same on all ranks; 1 of 7 tensors differ",
+    "state": "the optimizer's momentum_buffer of 1.bias is not the same on all ranks; 1 of 13",
     "state of one": "the ranks have state of other parameters",
+    "options": "an option (dampening, lr, momentum, weight_decay) of parameter group 0 is not the same on all ranks",
 }
 SAME = [("error", "nothing", False), ("error", "nothing", True)]
 OTHER = [(mode, differs, False) for differs in NAMED for mode in ("warn", "error", "off")]
-MENDED = [("broadcast", "parameter", False), ("broadcast", "state", False)]
+MENDED = [("broadcast", differs, False) for differs in ("parameter", "state", "options")]
 
 
 def every_case() -> dict[tuple[str, str, bool], tuple[list[str], bool]]:
@@ -102,7 +104,7 @@ def test_adasum_compares_the_parameters(run_ranks: Callable[..., Any]) -> None:
     first, second = run_ranks(start_adasum, 2)
     texts, _ = first["warn"]
     assert len(texts) == 1
-    assert "weight is not the same on all ranks; 2 of 2 tensors differ" in texts[0]
+    assert "weight is not the same on all ranks; 2 of 3 tensors differ" in texts[0]
     assert second["warn"] == ([], False)
     assert first["error"] == second["error"] == (texts, False)
     assert first["broadcast"] == second["broadcast"] == ([], True)
