@@ -376,7 +376,8 @@ def _is_parents(place: environment.Placement) -> bool:
     parent = state.forked_from
     if parent is None or place.size == 1 or place.rank != parent.rank:
         return False
-    return place.source != "arguments" or (place.size, place.job) == (parent.size, parent.job)
+    has_no_name = all(one.job.startswith(environment.BY_PARENT) for one in (place, parent))
+    return place.source != "arguments" or (place.size == parent.size and (place.job == parent.job or has_no_name))
 
 
 def _is_world(comm: Any, size: int) -> bool:

@@ -96,14 +96,12 @@ def detect(
 
 def _named(place: Placement, job: str | None, environ: Environ) -> Placement:
     """The place in the job of that name. Ranks that ringrun has started stay in ringrun's job."""
-    if job is None:
+    started = rendezvous_secret(environ)
+    if job is None or (started is not None and place.source != "arguments"):
         return place
     if not isinstance(job, str) or not job:
         raise InvalidArgumentError(f"init(job={job!r}): the name of a job is a string that is not empty")
-    started = rendezvous_secret(environ)
-    if started is None:
-        return replace(place, job="named-" + job)
-    return replace(place, job=f"{started[0]}-named-{job}") if place.source == "arguments" else place
+    return replace(place, job=f"{started[0]}-named-{job}" if started else "named-" + job)
 
 
 def name_across_hosts(source: str, job: str | None, environ: Environ = os.environ) -> str:

@@ -301,8 +301,8 @@ class Several:
                 else:
                     work.wait(left_s)
             except Exception as caught:
-                if not _has_ended(work):
-                    raise  # the limit of this wait, or a signal's handler
+                if not _has_ended(work):  # the limit of this wait, or a signal's handler
+                    raise caught from error
                 error = error or caught
         if error is not None:
             raise error

@@ -91,14 +91,19 @@ class AdasumMixin(DistributedMixin):
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         with torch.no_grad():
             before = [parameter.clone() for parameter in parameters]
-        result = self._plainly(plain_step, closure)
-        self._is_lost = True  # until the parameters have the combined change, not this rank's own
-        with torch.no_grad():
-            changes = [parameter - start for parameter, start in zip(parameters, before, strict=True)]
-            combined = self._combine(changes)
-            for parameter, start, change in zip(parameters, before, combined, strict=True):
-                torch.add(start, change, out=parameter.data)
-        self._is_lost = False
+        has_stepped = False
+        try:
+            result = self._plainly(plain_step, closure)
+            has_stepped = True
+            with torch.no_grad():
+                changes = [parameter - start for parameter, start in zip(parameters, before, strict=True)]
+                combined = self._combine(changes)
+                for parameter, start, change in zip(parameters, before, combined, strict=True):
+                    torch.add(start, change, out=parameter.data)
+        except BaseException:  # the parameters may have this rank's own change; a hook of the plain step may raise, too
+            has_stepped = has_stepped or not all(map(torch.equal, parameters, before))
+            self._is_lost = self._is_lost or has_stepped
+            raise
         return result
 
     step.hooked = True  # type: ignore[attr-defined]  # torch runs step hooks around the plain step(), not here again

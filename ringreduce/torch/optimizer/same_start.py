@@ -78,8 +78,13 @@ class Options:
         values = iter(self._values.tolist())
         for key in self._keys:
             given = self._group[key]
-            numbers = [type(number)(next(values)) for number in _numbers(given)]
+            numbers = [_as_given(number, next(values)) for number in _numbers(given)]
             self._group[key] = type(given)(numbers) if isinstance(given, tuple | list) else numbers[0]
+
+
+def _as_given(number: float, value: float) -> float:
+    """The value, an int where the number was one: torch's default of many an option is the int 0."""
+    return int(value) if isinstance(number, int) and value.is_integer() else value
 
 
 def _numbers(value: Any) -> Sequence[Any]:

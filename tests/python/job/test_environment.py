@@ -194,7 +194,8 @@ def test_bad_names_of_jobs(job: Any) -> None:
 def test_jobs_within_a_rank_of_ringruns_have_names_of_their_own() -> None:
     one, other = (detect(0, 2, environ=RINGRUN, network=False, job=job) for job in ("one", "other"))
     assert (one.job, other.job) == ("ringrun-12-ab-named-one", "ringrun-12-ab-named-other")
-    assert detect(environ=RINGRUN, network=False, job="one").job == "ringrun-12-ab"
+    for without_effect in ("one", ""):
+        assert detect(environ=RINGRUN, network=False, job=without_effect).job == "ringrun-12-ab"
 
 
 SEVERAL_HOSTS = [

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from deadlines import SOON_S
+from deadlines import HANG_S, SOON_S
 from kills import survivors
 from processes import asleep, completed
 from ranks import clean_environment, receive_from_test, run_ranks, send_to_test, start_ranks
@@ -182,6 +182,34 @@ def test_children_are_no_ranks_and_hold_nothing() -> None:
         assert "ringreduce" not in texts[7]
         assert "socket" not in texts[7]
         assert texts[8:] == ["3.0", "3.0"]
+
+
+CALLS_AS_ITS_PARENT = """
+import os, sys
+import ringreduce as rr
+place = {"rank": int(sys.argv[1]), "size": 2}
+with rr.init(**place):
+    child = os.fork()
+    if child == 0:
+        try:
+            rr.init(**place)
+        except rr.Error as error:
+            os.write(1, f"{type(error).__name__}: {error}\\n".encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def test_a_child_that_calls_init_as_its_parent_has_is_refused() -> None:
+    environ = {name: value for name, value in clean_environment().items() if not name.startswith("RINGREDUCE_")}
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", CALLS_AS_ITS_PARENT, str(rank)], env=environ, stdout=subprocess.PIPE)
+        for rank in (0, 1)
+    ]
+    for rank, process in enumerate(ranks):
+        text = process.communicate(timeout=HANG_S)[0].decode()
+        assert text.startswith("NotInitializedError: "), text
+        assert f"forked from rank {rank}" in text
 
 
 def forks_beside_a_call() -> str:

@@ -73,10 +73,10 @@ def test_ctrl_c_where_a_step_cannot_be_taken_up(where: str) -> None:
     run_ranks(interrupted_for_good, 2, args=(where,))
 
 
-def fail_to_combine(error: type[BaseException]) -> None:
+def fail_to_combine(error: type[BaseException], in_a_hook: bool) -> None:
     """All ranks fail alike between their own step and the combined one."""
 
-    def fail(changes: Any) -> Any:
+    def fail(*arguments: Any) -> Any:
         raise error
 
     with hvd.init():
@@ -89,18 +89,26 @@ def fail_to_combine(error: type[BaseException]) -> None:
             optimizer.step()
 
         step()
-        optimizer._combine = fail
+        if in_a_hook:
+            hook = optimizer.register_step_post_hook(fail)
+        else:
+            optimizer._combine = fail
         with pytest.raises(error):
             step()
-        del optimizer._combine
+        if in_a_hook:
+            hook.remove()
+        else:
+            del optimizer._combine
         for _ in range(2):
             with pytest.raises(hvd.MismatchError, match=LOST):
                 step()
 
 
-@pytest.mark.parametrize("error", [hvd.MismatchError, KeyboardInterrupt])
-def test_a_step_whose_changes_are_not_combined(error: type[BaseException]) -> None:
-    run_ranks(fail_to_combine, 2, args=(error,))
+@pytest.mark.parametrize(
+    ("error", "in_a_hook"), [(hvd.MismatchError, False), (KeyboardInterrupt, False), (ValueError, True)]
+)
+def test_a_step_whose_changes_are_not_combined(error: type[BaseException], in_a_hook: bool) -> None:
+    run_ranks(fail_to_combine, 2, args=(error, in_a_hook))
 
 
 def wait_with(first: Any, method: Any) -> Any:

@@ -31,8 +31,10 @@ def first_steps(mode: str, differs: str, shards: bool) -> tuple[list[str], bool]
         warnings.simplefilter("always")
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1))
-        options = {"lr": 0.2, "momentum": 0.8} if differs == "options" and world.rank == 1 else {}
-        plain = torch.optim.SGD(model.parameters(), **{"lr": 0.1, "momentum": 0.9, **options})
+        options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.5 if differs == "options" else 0}
+        if differs == "options" and world.rank != 0:
+            options = {"lr": 1}  # torch's defaults of the others are the int 0
+        plain = torch.optim.SGD(model.parameters(), **options)
         if differs == "state":
             model(torch.ones(2, 3)).sum().backward()
             plain.step()

@@ -205,6 +205,9 @@ def test_of_several_operations_all_are_waited_for_although_one_has_failed() -> N
     with pytest.raises(hvd.MismatchError, match="handler"):
         works.Several([pending, untouched := JustEnded()]).wait()
     assert untouched.waits == []
+    with pytest.raises(hvd.MismatchError, match="handler") as caught:
+        works.Several([failed, pending]).wait()
+    assert caught.value.__cause__ is failed.error
 
 
 def test_a_completer_that_is_asked_for_after_the_group_was_left_has_no_thread(tmp_path: Path) -> None:
