@@ -101,8 +101,7 @@ class AdasumMixin(DistributedMixin):
                 for parameter, start, change in zip(parameters, before, combined, strict=True):
                     torch.add(start, change, out=parameter.data)
         except BaseException:  # the parameters may have this rank's own change; a hook of the plain step may raise, too
-            has_stepped = has_stepped or not all(map(torch.equal, parameters, before))
-            self._is_lost = self._is_lost or has_stepped
+            self._is_lost |= has_stepped or not all(map(torch.equal, parameters, before))
             raise
         return result
 

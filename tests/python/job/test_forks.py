@@ -255,23 +255,16 @@ def test_a_forked_child_does_not_wait_for_its_parents_threads() -> None:
 def in_later_child(work: Any) -> Any:
     """Forks a child that does the work, which returns a text, once the function is called that this one returns."""
     orders, order = os.pipe()
-    answers, answer = os.pipe()
-    child = os.fork()
-    if child == 0:
+
+    def when_told() -> Any:
         os.read(orders, 1)
-        try:
-            text = str(work())
-        except BaseException as error:
-            text = f"{type(error).__name__}: {error}"
-        os.write(answer, text.encode())
-        os._exit(0)
-    os.close(answer)
+        return work()
+
+    outcome = start_child(when_told)
 
     def answered() -> str:
         os.write(order, b"!")
-        with os.fdopen(answers) as pipe:
-            text = pipe.read()
-        return text + ("" if os.waitpid(child, 0)[1] == 0 else " (died)")
+        return outcome()
 
     return answered
 
