@@ -21,17 +21,29 @@ bool UnnamedWindow::has_room(bool eager) {
   return least_watermark(used_by) >= used_by;
 }
 
-// The least watermark of the ranks, looked up only when the last known one is below `needed`. A rank that has joined
-// and consumed all it announced reads no request slot any more.
+// A rank that has joined and consumed all it announced reads no request slot any more.
+uint64_t UnnamedWindow::watermark_of(int rank) const {
+  const RankLine& line = control_.line(rank);
+  const uint64_t mark = line.watermark.load(std::memory_order_acquire);
+  const bool reads = line.joined.load(std::memory_order_acquire) == 0 || mark < line.unnamed.load();
+  return reads ? mark : UINT64_MAX;
+}
+
+std::vector<int> UnnamedWindow::behind(bool eager) const {
+  uint64_t needed = next_ + 1 > kUnnamedSlots ? next_ + 1 - kUnnamedSlots : 0;
+  if (eager) needed = std::max(needed, eager_users_[eager_used_ % kEagerCount]);
+  std::vector<int> ranks;
+  for (int r = 0; r < control_.size(); ++r) {
+    if (watermark_of(r) < needed) ranks.push_back(r);
+  }
+  return ranks;
+}
+
+// The least watermark of the ranks, looked up only when the last known one is below `needed`.
 uint64_t UnnamedWindow::least_watermark(uint64_t needed) {
   if (least_watermark_ >= needed) return least_watermark_;
   uint64_t least = UINT64_MAX;
-  for (int r = 0; r < control_.size(); ++r) {
-    const RankLine& line = control_.line(r);
-    const uint64_t mark = line.watermark.load(std::memory_order_acquire);
-    if (line.joined.load(std::memory_order_acquire) != 0 && mark >= line.unnamed.load()) continue;
-    least = std::min(least, mark);
-  }
+  for (int r = 0; r < control_.size(); ++r) least = std::min(least, watermark_of(r));
   if (least != UINT64_MAX) least_watermark_ = least;
   return least;
 }
@@ -52,7 +64,8 @@ Ticket UnnamedWindow::announce(const Signature& signature, const void* payload, 
 
 void UnnamedWindow::add(const OperationPtr& operation) {
   const uint64_t slot = operation->ticket.request_slot;
-  if (!consumed_[slot]) operations_[slot] = operation;
+  const bool is_last_of_slot = operation->ticket.tag > oldest_;  // the tag is the number + 1
+  if (is_last_of_slot && !consumed_[slot]) operations_[slot] = operation;
 }
 
 void UnnamedWindow::consume(Ticket ticket) {

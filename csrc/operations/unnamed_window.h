@@ -23,6 +23,8 @@ class UnnamedWindow {
 
   // Whether another operation can be announced. eager: its data take an eager buffer.
   bool has_room(bool eager);
+  // The ranks of the group, this one among them, that have not consumed what it would overwrite.
+  std::vector<int> behind(bool eager) const;
   // Announces the next operation; there is room. eager: the payload goes into an eager buffer, and the request slot
   // names the buffer.
   Ticket announce(const Signature& signature, const void* payload, size_t nbytes, bool eager);
@@ -53,6 +55,7 @@ class UnnamedWindow {
   void restart(uint64_t next);
 
  private:
+  uint64_t watermark_of(int rank) const;
   uint64_t least_watermark(uint64_t needed);
   void publish() const;
 

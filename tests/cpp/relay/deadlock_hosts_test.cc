@@ -273,5 +273,70 @@ TEST_CASE("stuck: not while another thread may announce what is missing") {
   }
 }
 
+// For the interrupt of the test below, which is a function without state.
+std::function<void()> at_look;
+void look() { at_look(); }
+
+// Rank 0 has two threads, and the one that waits reads the verdict when the other has called. Where rank 1 was ahead,
+// that call is one of those that the verdict takes back; else it is the first one behind the verdict.
+void call_before_the_verdict_is_read(bool is_quick, int ahead) {
+  std::atomic<bool> is_held{false};  // rank 0's first thread is blocked, and reads nothing for now
+  run_ranks(2, [&](Rank& rank) {
+    if (rank.rank == 1) {
+      wait_for([&] { return is_held.load(); });
+      std::vector<Sum> alone;
+      for (int i = 0; i < ahead; ++i) alone.push_back(start_sum(rank, rank.world, 2, 5));
+      raised<MismatchError>([&] { sum_now(rank, rank.world, 2, 0, "other"); });
+      for (const Sum& sum : alone) raised<MismatchError>([&] { finish_sum(rank.world, sum); });
+      for (int turn = 0; turn < 4; ++turn) sum_now(rank, rank.world, 2, turn);
+      return;
+    }
+    const ControlSegment& control = rank.world.control();
+    const auto& calls = rank.context.stats().operations;
+    std::string told;
+    std::thread second;
+    const auto call = [&] {
+      try {
+        if (!is_quick) return sum_now(rank, rank.world, 2, 0);
+        Floats values = {0, 1};
+        const TensorView tensor = view(values, DType::kFloat32);
+        rank.world.allreduce_quick(tensor, tensor, Reduction{}, nullptr);
+        expect(values == Floats({0, 3}), "the sum");
+      } catch (const std::exception& error) {
+        told = error.what();
+      }
+    };
+    at_look = [&] {
+      if (is_held || control.line(0).blocked_on.load() == 0) return;
+      is_held = true;
+      wait_for([&] { return control.header().verdicts.load() != 0; });
+      const uint64_t before = calls;
+      second = std::thread(call);
+      wait_for([&] { return calls != before; });
+    };
+    const Sum mine = start_sum(rank, rank.world, 2, 0, "mine");
+    expect_contains(raised<MismatchError>([&] { rank.world.wait(*mine.operation, -1, look); }),
+                    "every rank is blocked");
+    second.join();
+    if (ahead == 0) {
+      expect(told.empty(), told.c_str());
+    } else {
+      expect_contains(told, "every rank is blocked");
+    }
+    for (int turn = ahead == 0 ? 1 : 0; turn < 4; ++turn) sum_now(rank, rank.world, 2, turn);
+  });
+}
+
+TEST_CASE("stuck: what a second thread calls between a verdict and its reading is void, or goes on with the others") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "20"}};
+  for (const bool is_quick : {false, true}) {
+    for (const int ahead : {0, 1, 5}) {
+      CAPTURE(is_quick);
+      CAPTURE(ahead);
+      CHECK_NOTHROW(call_before_the_verdict_is_read(is_quick, ahead));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace rr::test

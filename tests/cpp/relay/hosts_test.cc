@@ -320,8 +320,14 @@ TEST_CASE("groups come and go, with operations pending in them") {
       const int fd = segments[static_cast<size_t>(3 * (id - 1) + host)].get();
       Group& group = *rank.context.add_group(fd, {0, 1, 2, 3}, id, nullptr);
       sum_now(rank, group, id % 2 == 0 ? 3 : 3000, id);
+      std::vector<Sum> called_by_all;
+      for (const size_t count : {3, 3000}) {
+        called_by_all.push_back(start_sum(rank, group, count, id));
+        called_by_all.push_back(start_sum(rank, group, count, id, std::to_string(count)));
+      }
       const Sum lonely = start_sum(rank, group, 5, 1, "only rank " + std::to_string(rank.rank));
       rank.context.remove_group(&group, nullptr);
+      for (const Sum& sum : called_by_all) finish_sum(rank.world, sum, 1 + 2 + 3 + 4);
       expect_contains(raised<ShutdownError>([&] { finish_sum(rank.world, lonely); }), "process set was removed");
     }
     sum_now(rank, rank.world, 5, 1);

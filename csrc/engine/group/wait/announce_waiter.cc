@@ -38,7 +38,7 @@ void AnnounceWaiter::wait_for_window(GroupParts::Locked& submitted, bool eager, 
     };
     DeadlockTimeout::Waiter waiter(parts_.context.deadlock_timeout());
     const auto tick = [&] {
-      watchdog_.check_window(waiting);
+      watchdog_.check_window(waiting, eager);
       deadlock_watch_.look_for_timeout(waiter, "to call " + called_shortly(waiting.kind, waiting.name, waiting.number) +
                                                    ", too far ahead of a rank that has not called what came before");
     };

@@ -80,7 +80,7 @@ void Watchdog::check_unsubmitted(const Operation& waiting, const std::string& wh
                      (unresponsive_ranks.empty() ? "" : "; rank(s) " + unresponsive_ranks + " show no sign of life"));
 }
 
-void Watchdog::check_window(Operation& waiting) const {
+void Watchdog::check_window(Operation& waiting, bool eager) const {
   const auto submitted = parts_.submitted.lock();
   const UnnamedWindow& unnamed = submitted->pending.unnamed();
   if (parts_.members.fail_if_unread(waiting)) return;
@@ -90,7 +90,11 @@ void Watchdog::check_window(Operation& waiting) const {
       return parts_.members.fail_because_left(by, &waiting);
   }
   const OperationPtr oldest = unnamed.oldest();
-  check_age(oldest != nullptr ? *oldest : waiting);
+  if (oldest != nullptr) return check_age(*oldest);
+  std::vector<int> behind = unnamed.behind(eager);
+  for (int& r : behind) r = parts_.from.world_ranks[static_cast<size_t>(r)];
+  check_unsubmitted(waiting, "rank(s) " + list_of(behind) + " have not ended the operation " +
+                                 std::to_string(eager ? kEagerCount : kUnnamedSlots) + " before it");
 }
 
 void Watchdog::look_at_lock_holders() const {

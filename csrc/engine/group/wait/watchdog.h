@@ -31,7 +31,7 @@ class Watchdog {
   void check_unsubmitted(const Operation& waiting, const std::string& why) const;
   // The operation waits for room in the window, which moves when every rank has consumed its oldest operation: if that
   // takes too long, or a rank has left, it has failed.
-  void check_window(Operation& waiting) const;
+  void check_window(Operation& waiting, bool eager) const;
 
  private:
   void check_age(Operation& operation, int64_t now) const;

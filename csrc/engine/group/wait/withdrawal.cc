@@ -39,6 +39,8 @@ void Withdrawal::finish_complete(Interrupt interrupt) {
   std::vector<OperationPtr> complete;
   {
     const auto submitted = parts_.submitted.lock();
+    submitted->pending.push_unnamed();
+    submitted->pending.push_named();
     for (const auto& [request_slot, operation] : submitted->pending.logged()) {
       if (is_under_way(*operation)) complete.push_back(operation);
     }

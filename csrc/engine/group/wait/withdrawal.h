@@ -19,7 +19,7 @@ class Withdrawal {
   void fail_as_interrupted(const std::string& operation, const std::string& cause) const;
   // Whether all ranks have called it, as far as this host knows.
   bool is_under_way(const Operation& operation) const;
-  // Waits until all such operations of the log have ended. Their results and errors are for who waits for them.
+  // Ends all such operations, and waits for those of the log. Their results and errors are for who waits for them.
   void finish_complete(Interrupt interrupt);
 
  private:
