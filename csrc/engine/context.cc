@@ -37,6 +37,7 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
       settings_(Settings::from_environment()),
       plan_(plan),
       timeout_(timeout_s, settings_.timeout_s),
+      init_timeout_s_(timeout_s < 0 ? settings_.init_timeout_s : timeout_s),
       log_(settings_.log_level, rank),
       kernels_(rr::kernels(std::string_view(settings_.isa))),
       segments_(std::move(segments)),
@@ -74,16 +75,32 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
   // Hosts do not tell each other who waits.
   deadlock_timeout_ =
       std::make_unique<DeadlockTimeout>(world().control(), rank, network_.host_of.empty() ? settings_.verdict_s : 0);
+  try {
+    meet(tune);
+  } catch (const MismatchError&) {  // each rank finds it
+    throw;
+  } catch (const std::exception& error) {
+    fail_groups(dynamic_cast<const TimeoutError*>(&error) != nullptr ? FatalKind::kTimeout : FatalKind::kPeerLost,
+                lost_text(std::string("init() failed there: ") + error.what()));
+    throw;
+  } catch (...) {  // an interrupt's
+    fail_groups(FatalKind::kPeerLost, lost_text("init() was interrupted there"));
+    throw;
+  }
+}
+
+// A program may catch what this throws and go on without a context, so its peers would see it live, and wait for it.
+void Context::meet(Tune tune) {
   start_reader();
   monitor_leaders(world());
-  world().await_attendance(timeout_s < 0 ? settings_.init_timeout_s : timeout_s, interrupt);
+  world().await_attendance(init_timeout_s_, interrupt_);
   tune(*this);
-  if (size > 1 && world().hosts().leader_here() == rank) {
+  if (world().size() > 1 && world().hosts().leader_here() == rank_) {
     sampler_ = std::make_unique<WaitSampler>(
         WaitSampler::From{groups_, peers_, remote_links_, statuses(), log_, *recording_.recorder,
                           settings_.late_warning_percent / 100, [] { return Context::alive() == 1; }});
   }
-  presence_.hold(peers_);  // nothing fails from here on
+  presence_.hold(peers_);
   engine_ = start_thread([this] { run_guarded("engine", [this] { wait_loop_.run_engine(); }); });
 }
 

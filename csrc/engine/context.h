@@ -66,6 +66,7 @@ class Context {
   const TuningPlan& plan() const { return plan_; }
   double timeout_s() const { return timeout_.seconds(); }  // of operations; 0 = never
   std::string timeout_text() const { return timeout_.text(); }
+  double init_timeout_s() const { return init_timeout_s_; }  // of the constructor's waits; 0 = never
   void set_timeout_s(double timeout_s) { timeout_.set(timeout_s); }
   const Log& log() const { return log_; }
   const Kernels& kernels() const { return kernels_; }
@@ -116,6 +117,7 @@ class Context {
 
  private:
   std::string lost_text(const std::string& why) const;
+  void meet(Tune tune);
   void start_reader();
   void print_warnings();
   void monitor_leaders(const Group& group);
@@ -125,6 +127,7 @@ class Context {
   Settings settings_;
   const TuningPlan plan_;
   OperationTimeout timeout_;
+  const double init_timeout_s_;
   Log log_;
   const Kernels& kernels_;
   std::shared_ptr<SegmentRegistry> segments_;

@@ -214,9 +214,15 @@ void tune(Context& context) {
     header.tuned.store(known ? kTuned : kMeasure, std::memory_order_release);
     world.negotiation().segment().ring_all();
   }
-  context.wait_loop().wait_until([&] { return header.tuned.load(std::memory_order_acquire) != kUndecided; },
-                                 [] { return false; }, Deadline::after_s(context.timeout_s()), interrupt, true,
-                                 [&] { world.throw_if_failed(); });
+  const double limit_s = context.init_timeout_s();
+  const bool is_decided = context.wait_loop().wait_until(
+      [&] { return header.tuned.load(std::memory_order_acquire) != kUndecided; }, [] { return false; },
+      Deadline::after_s(limit_s), interrupt, true, [&] { world.throw_if_failed(); });
+  if (!is_decided) {
+    throw TimeoutError(
+        "[init] rank " + std::to_string(context.rank()) + ": rank " + std::to_string(world.hosts().leader_here()) +
+        ", which chooses the chunk's size for this host, did not do so within " + seconds_text(limit_s) + " s");
+  }
   if (header.tuned.load(std::memory_order_acquire) == kMeasure) {
     const TunedSizes measured = measure(world, interrupt);
     set_sizes(world, measured, interrupt);

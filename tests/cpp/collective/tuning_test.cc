@@ -2,6 +2,7 @@
 // changed together. They never show in a result.
 #include "measure/tuning.h"
 #include "doctest/doctest.h"
+#include "negotiation/segment/failure.h"
 #include "support/ranks.h"
 
 namespace rr::test {
@@ -60,6 +61,48 @@ TEST_CASE("tuning: ranks with different plans, or one without, are told so, each
     });
     CHECK(refused == 3);
   }
+}
+
+// Rank 0 chooses for both, by `choose`. What rank 1's start ends with.
+template <class E>
+std::string second_rank_told(Context::Tune choose) {
+  const Fd fd = create_memfd("test", ControlSegment::nbytes(2, 64));
+  std::string told;
+  std::atomic<bool> is_over{false};
+  run_threads(2, [&](int r) {
+    try {
+      const auto start = [&] {
+        Context(fd.get(), r, 2, {-1, -1}, "host", std::make_shared<SegmentRegistry>(), nullptr, r == 0 ? choose : tune);
+      };
+      if (r == 1) {
+        told = raised<E>(start);
+      } else {
+        raised<std::exception>(start);
+        wait_for([&] { return is_over.load(); });
+      }
+    } catch (...) {
+      is_over = true;
+      throw;
+    }
+    is_over = true;
+  });
+  return told;
+}
+
+TEST_CASE("tuning: a rank whose start fails says so to those that wait for its choice") {
+  const Environment environment = {{"RINGREDUCE_TIMEOUT", "20"}, {"RINGREDUCE_INIT_TIMEOUT", "20"}};
+  const auto told = second_rank_told<PeerLostError>([](Context&) { throw std::runtime_error("there is no room"); });
+  CHECK_NOTHROW(expect_contains(told, "lost rank 0: init() failed there: there is no room"));
+}
+
+TEST_CASE("tuning: who waits too long for the choice gets an error that names the rank") {
+  const Environment environment = {{"RINGREDUCE_TIMEOUT", "0.1"}, {"RINGREDUCE_INIT_TIMEOUT", "0.3"}};
+  const auto told = second_rank_told<TimeoutError>([](Context& context) {
+    wait_for([&] { return has_failed(context.world().control()); });
+    context.world().throw_if_failed();
+  });
+  CHECK_NOTHROW(expect_contains(
+      told, "rank 1: rank 0, which chooses the chunk's size for this host, did not do so within 0.3 s"));
 }
 
 TEST_CASE("tuning: a rank that has no plan that it can use is named on all of them") {
