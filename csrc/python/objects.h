@@ -76,17 +76,20 @@ class WithoutGil {
   std::optional<py::gil_scoped_release> released_;
 };
 
-// Whether a thread that is in Python code will not call an operation next: those that feed and empty the queues of a
-// DataLoader's workers, and the one that draws a progress bar. frame: the innermost one.
+// Whether a thread that is in Python code was started for what never calls an operation: to feed and empty the queues
+// of a DataLoader's workers, or to draw a progress bar. A thread that waits for such a queue by itself may call next:
+// what it was started for is its outermost frame but for those of threading. frame: the innermost one.
 inline bool never_calls(py::object frame) {
+  const auto ends_with = [](const std::string& text, std::string_view end) {
+    return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+  };
+  std::string started_for;
   for (; !frame.is_none(); frame = frame.attr("f_back")) {
-    const auto file = frame.attr("f_code").attr("co_filename").cast<std::string>();
-    for (const std::string_view known : {"/multiprocessing/queues.py", "/_utils/pin_memory.py", "/tqdm/_monitor.py"}) {
-      if (file.size() >= known.size() && file.compare(file.size() - known.size(), known.size(), known) == 0)
-        return true;
-    }
+    auto file = frame.attr("f_code").attr("co_filename").cast<std::string>();
+    if (!ends_with(file, "/threading.py")) started_for = std::move(file);
   }
-  return false;
+  return ends_with(started_for, "/multiprocessing/queues.py") || ends_with(started_for, "/_utils/pin_memory.py") ||
+         ends_with(started_for, "/tqdm/_monitor.py");
 }
 
 // Whether a thread is in JAX's code, where it waits for a program, whose callbacks call meanwhile, or builds one.

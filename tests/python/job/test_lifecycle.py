@@ -123,6 +123,49 @@ def test_a_wait_with_a_limit_is_no_deadlock() -> None:
     assert first[1:] == second == ["2.0", "2.0"]
 
 
+def waits_for_a_child_process() -> float:
+    """Rank 0: a thread calls once a child process has sent an item, while the main thread is in a barrier. No thread of
+    Python's own helps the child here, which would count as one that may call."""
+    import multiprocessing
+    import threading
+
+    import ringreduce as rr
+
+    context = multiprocessing.get_context("fork")
+    go, items = context.SimpleQueue(), context.SimpleQueue()
+
+    def send_later() -> None:
+        go.get()
+        time.sleep(1)  # ten times as long as blocked ranks take to find that they all are
+        items.put(1)
+
+    total = np.zeros(1)
+
+    def call() -> None:
+        nonlocal total
+        total = rr.allreduce(np.full(1, float(items.get())), op=rr.Sum, name="item")
+
+    if int(os.environ["RINGREDUCE_RANK"]) == 0:
+        child = context.Process(target=send_later)
+        child.start()
+    with rr.init() as world:
+        if world.rank == 0:
+            second = threading.Thread(target=call)
+            second.start()
+            go.put(1)
+            rr.barrier()
+            second.join()
+            child.join()
+        else:
+            total = rr.allreduce(np.ones(1), op=rr.Sum, name="item")
+            rr.barrier()
+        return float(total[0])
+
+
+def test_a_thread_that_waits_for_a_child_process_may_call_next() -> None:
+    assert run_ranks(waits_for_a_child_process, 2) == [2.0, 2.0]
+
+
 def shutdown_with_pending_work() -> list[str]:
     import ringreduce as rr
 
