@@ -13,19 +13,19 @@ using Ids = std::vector<Schedule::Id>;
 using Kept = std::vector<std::vector<Range>>;
 
 // All-reduce, or reduce-scatter, of pieces whose counts are the same on all members: where `kept` is given, a member
-// has the result of what it keeps, and anything in the rest of dst. A ring then takes no codec.
+// has the result of what it keeps, and anything in the rest of dst.
 // ready: by piece, the item after which it may be read and written.
 struct LinkedReduction {
   std::vector<Piece> pieces;
   Ids ready;
   Reduction reduction;
-  Codec codec = Codec::kNone;
+  Codec codec = Codec::kNone;  // pairwise
   Kept kept = {};
   // Pairwise: the 16-bit form in which results travel and that dst holds, where src and the reduction are float32.
   Codec result = Codec::kNone;
 };
-// reduction must be foldable_in_place. The order of an element's sum depends on its place in its piece. codec: how
-// float32 elements travel; not kInt8, whose blocks would be rounded again at each step.
+// reduction must be foldable_in_place. The order of an element's sum depends on its place in its piece. No codec: each
+// partial sum would be rounded on its way, and might be too large for fp16 where the average is not.
 Ids ring(Schedule& schedule, const Team& team, const LinkedReduction& job);
 // Sums in the order of the members. Two steps, but each rank is sent (N-1) messages at once.
 // codec: how float32 inputs travel, and results, if `result` is kNone; check() has passed. Pieces begin at multiples of

@@ -5,8 +5,6 @@
 //
 // Reduce-scatter is the first half of it.
 //
-// A codec of single elements rounds each partial sum on its way, and the result once.
-//
 // Cost: 2(N-1) alpha + 2(N-1)/N S beta + (N-1)/N S gamma; of reduce-scatter half of alpha's and beta's. Source:
 // Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69 (2009).
 
@@ -49,14 +47,7 @@ class Ring {
         me_(team.me),
         next_(team.members[static_cast<size_t>((team.me + 1) % team.size())]),
         last_(team.members[static_cast<size_t>((team.me + team.size() - 1) % team.size())]),
-        item_(itemsize(job.reduction.dtype)) {
-    if (job_.codec == Codec::kNone) return;
-    size_t most = 0;
-    for (const Piece& piece : job_.pieces) most = std::max(most, segment(piece.count, size_, 0).count());
-    sent_ = schedule.memory(most * sizeof(float));
-    taken_ = schedule.memory(most * sizeof(float));
-    decoded_ = schedule.memory(most * sizeof(float));
-  }
+        item_(itemsize(job.reduction.dtype)) {}
 
   Ids build() {
     const int steps = job_.kept.empty() ? ring_steps(size_) : ring_scatter_steps(size_);
@@ -100,34 +91,20 @@ class Ring {
 
   // What is passed on has come in the step before.
   void send(size_t piece, const Range& range, Schedule::Id after) {
-    if (job_.codec == Codec::kNone) {
-      send_ = schedule_.send(next_, at(piece, range), range.count() * item_, after);
-    } else {
-      const Schedule::Id encoded = schedule_.encode(job_.codec, at(piece, range), sent_, range.count(), {after, send_});
-      send_ = schedule_.send(next_, sent_, codec_nbytes(job_.codec, range.count()), encoded);
-    }
-    passed_.push_back(send_);
+    passed_.push_back(schedule_.send(next_, at(piece, range), range.count() * item_, after));
   }
 
   Schedule::Id receive(size_t piece, const Range& range, bool folds, Schedule::Id after) {
     std::byte* const to = at(piece, range);
-    const Reduction reduction = bare(job_.reduction);
-    if (job_.codec == Codec::kNone) {
-      const size_t nbytes = range.count() * item_;
-      return folds ? schedule_.fold(last_, to, nbytes, reduction, after) : schedule_.receive(last_, to, nbytes, after);
-    }
-    const Schedule::Id taken =
-        schedule_.receive(last_, taken_, codec_nbytes(job_.codec, range.count()), {after, decode_});
-    decode_ = schedule_.decode(job_.codec, taken_, folds ? decoded_ : to, range.count(), taken);
-    if (folds) decode_ = schedule_.reduce({to, decoded_}, to, range.count(), reduction, decode_);
-    return decode_;
+    const size_t nbytes = range.count() * item_;
+    return folds ? schedule_.fold(last_, to, nbytes, bare(job_.reduction), after)
+                 : schedule_.receive(last_, to, nbytes, after);
   }
 
-  // The segment has met every rank here, and goes round as it is from now on: encoding it again changes nothing.
+  // The segment has met every rank here, and goes round as it is from now on.
   Schedule::Id finish(size_t piece, const Range& range, Schedule::Id after) {
     std::byte* const data = at(piece, range);
-    const Schedule::Id scaled = scale_out(schedule_, size_, {data, data, range.count()}, job_.reduction, after);
-    return job_.codec == Codec::kNone ? scaled : schedule_.round_trip(job_.codec, data, range.count(), scaled);
+    return scale_out(schedule_, size_, {data, data, range.count()}, job_.reduction, after);
   }
 
   Schedule& schedule_;
@@ -137,12 +114,7 @@ class Ring {
   const int next_;
   const int last_;
   const size_t item_;
-  std::byte* sent_ = nullptr;  // the messages under way, where there is a codec
-  std::byte* taken_ = nullptr;
-  std::byte* decoded_ = nullptr;
-  Ids passed_;                             // messages sent, or, where none is in a step, received
-  Schedule::Id send_ = Schedule::kNone;    // the last one
-  Schedule::Id decode_ = Schedule::kNone;  // the last one
+  Ids passed_;  // messages sent, or, where none is in a step, received
 };
 
 }  // namespace

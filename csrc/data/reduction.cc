@@ -79,7 +79,9 @@ void check(const Reduction& reduction) {
   const std::string op = name(reduction.op);
   const std::string dtype = name(reduction.dtype);
   if (reduction.op == ReduceOp::kAdasum) {
-    throw UnavailableError("adasum is not available in this version; use average or sum");
+    throw UnavailableError(
+        "adasum is computed by ringreduce.torch and ringreduce.tensorflow, not here; use "
+        "average or sum");
   }
   if (!is_meaningful(reduction.dtype, reduction.op)) {
     throw InvalidArgumentError(op + " has no meaning for " + dtype + "; " + dtype + " can be reduced with " +

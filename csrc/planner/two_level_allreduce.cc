@@ -166,7 +166,7 @@ Schedule::Id TwoLevelAllreduce::allreduce(const std::vector<Piece>& tensors, con
   std::vector<Piece> small;
   for (const Piece& tensor : tensors) {
     const bool is_long = tensor.count * itemsize(reduction.dtype) >= kRingNbytes;
-    const bool rings = is_long && foldable_in_place(reduction) && codec != Codec::kInt8;
+    const bool rings = is_long && foldable_in_place(reduction) && codec == Codec::kNone;
     (rings ? ringing : is_long || codec != Codec::kNone ? straight : small).push_back(tensor);
   }
   Ids there;

@@ -49,7 +49,8 @@ Average = ReduceOp.Average
 Sum = ReduceOp.Sum
 """The sum over the ranks."""
 Adasum = ReduceOp.Adasum
-"""The adaptive sum of float tensors (Maleki et al. 2021), which depends on the angle between the ranks' tensors."""
+"""The adaptive sum of float tensors (Maleki et al. 2021), which depends on the angle between the ranks' tensors. For
+the tensors of torch and TensorFlow."""
 Min = ReduceOp.Min
 """The smallest value; NaN where a rank has NaN."""
 Max = ReduceOp.Max

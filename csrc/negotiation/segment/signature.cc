@@ -1,6 +1,10 @@
 #include "negotiation/segment/signature.h"
 
+#include <array>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <limits>
 
 #include "base/hash.h"
 
@@ -47,11 +51,14 @@ std::string shape(const Signature& s) {
   return text + "]";
 }
 
+// In as many digits as it takes to tell it from any other.
 std::string number(double value) {
-  std::string text = std::to_string(value);
-  text.erase(text.find_last_not_of('0') + 1);
-  if (text.back() == '.') text.pop_back();
-  return text;
+  std::array<char, 32> text = {};
+  for (int digits = 6; digits <= std::numeric_limits<double>::max_digits10; ++digits) {
+    std::snprintf(text.data(), text.size(), "%.*g", digits, value);
+    if (bits(std::strtod(text.data(), nullptr)) == bits(value)) break;
+  }
+  return text.data();
 }
 
 std::string factors(const Signature& s) { return "(" + number(s.prescale) + ", " + number(s.postscale) + ")"; }
@@ -100,11 +107,14 @@ std::string differ(const Signature& a, const Signature& b) {
              ", but another rank sent a tensor of rank " + std::to_string(b.ndim) + ".";
     }
     for (size_t i = 1; i < a.ndim && i < kDims; ++i) {
-      if (a.dims[i] != b.dims[i]) {
-        return "Mismatched " + kind + " tensor shapes: One rank sent a tensor with dimension " + std::to_string(i) +
-               " equal to " + std::to_string(a.dims[i]) + ", but another rank sent a tensor with dimension " +
-               std::to_string(i) + " equal to " + std::to_string(b.dims[i]) + ".";
+      if (a.dims[i] == b.dims[i]) continue;
+      if (i + 1 == kDims && a.ndim > kDims) {  // dims has one number for it and all later ones
+        return "Mismatched " + kind + " tensor shapes: Two ranks sent tensors that differ in dimension " +
+               std::to_string(i) + " or a later one.";
       }
+      return "Mismatched " + kind + " tensor shapes: One rank sent a tensor with dimension " + std::to_string(i) +
+             " equal to " + std::to_string(a.dims[i]) + ", but another rank sent a tensor with dimension " +
+             std::to_string(i) + " equal to " + std::to_string(b.dims[i]) + ".";
     }
   }
   if (a.tensors > 1) return "Mismatched grouped " + kind + " tensor shapes or data types.";

@@ -38,7 +38,7 @@ class Builder {
       std::byte* const host = levels_.arena->allocate(mine.count() * item_);
       between.pieces.push_back({host, host, mine.count()});
     }
-    const bool rings = codec != Codec::kInt8;
+    const bool rings = codec == Codec::kNone;
     Schedule schedule;
     HostPipeline here(
         schedule, pieces.size(), pieces_under_way(rings, levels_.hosts->count()) + 2,

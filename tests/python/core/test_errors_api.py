@@ -181,6 +181,8 @@ def mismatches() -> list[tuple[str, str]]:
             "op": lambda: rr.allreduce(x, op=rr.Min if odd else rr.Sum),
             "factors": lambda: rr.allreduce(x, op=rr.Sum, prescale_factor=2.0 if odd else 1.0),
             "postscale": lambda: rr.allreduce(x, op=rr.Sum, postscale_factor=2.0 if odd else 1.0),
+            "thirds": lambda: rr.allreduce(x, op=rr.Sum, prescale_factor=float(np.float32(1) / 3) if odd else 1 / 3),
+            "tiny": lambda: rr.allreduce(x, op=rr.Sum, prescale_factor=2e-7 if odd else 1e-7),
             "zeros": lambda: rr.allreduce(x, op=rr.Sum, prescale_factor=-0.0 if odd else 0.0),
             "wire": lambda: rr.allreduce(x, wire="fp16" if odd else None),
             "wire, named": lambda: rr.allreduce(x, name="w", wire="fp16" if odd else None),
@@ -191,6 +193,7 @@ def mismatches() -> list[tuple[str, str]]:
             "root": lambda: rr.broadcast(x, 1 if odd else 0),
             "broadcast shape": lambda: rr.broadcast(y, 0),
             "allgather dims": lambda: rr.allgather(ranks3),
+            "allgather dim 5": lambda: rr.allgather(np.ones((1, 1, 1, 1, 2, 4 if odd else 3))),
             "allgather dim 1": lambda: rr.allgather(z),
             "alltoall dim 1": lambda: rr.alltoall(z, [0] * world.size),
             "reducescatter shape": lambda: rr.reducescatter(y),
@@ -213,6 +216,10 @@ PHRASES = {
     "op": "Mismatched reduction operation: One rank sent reduction op 1",
     "factors": "Mismatched prescale and/or postscale factors: One rank sent factors (1, 1), but another rank sent "
     "factors (2, 1).",
+    "thirds": "One rank sent factors (0.3333333333333333, 1), but another rank sent factors (0.3333333432674408, 1).",
+    "tiny": "One rank sent factors (1e-07, 1), but another rank sent factors (2e-07, 1).",
+    "allgather dim 5": "Mismatched ALLGATHER tensor shapes: Two ranks sent tensors that differ in dimension 4 or a "
+    "later one.",
     "zeros": "Mismatched prescale and/or postscale factors: One rank sent factors (0, 1), but another rank sent "
     "factors (-0, 1).",
     "wire": "Mismatched wire codecs: One rank sent wire none, but another rank sent wire fp16.",
@@ -247,7 +254,7 @@ def bad_arguments() -> list[tuple[str, str, str]]:
         calls: list[tuple[str, str, Any]] = [
             (known, "bitwise_and has no meaning for float64", lambda: rr.allreduce(x, op=rr.BitwiseAnd)),
             (known, "average has no meaning for bool", lambda: rr.allreduce(np.ones(2, bool))),
-            ("UnavailableError", "adasum", lambda: rr.allreduce(half, op=rr.Adasum)),
+            ("UnavailableError", "adasum is computed by ringreduce.torch", lambda: rr.allreduce(half, op=rr.Adasum)),
             (known, "prescale_factor", lambda: rr.allreduce(np.ones(2, bool), op=rr.Max, prescale_factor=2.0)),
             (known, 'no wire codec named "fp8"; the names are none, fp16,', lambda: rr.allreduce(x, wire="fp8")),
             (known, "wire=5: None or the name of a codec is expected, 'fp16', ", lambda: rr.allreduce(x, wire=5)),

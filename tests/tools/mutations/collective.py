@@ -61,13 +61,6 @@ ROWS = (
         ("ring.cc",),
     ),
     Mutation(
-        "ring-codec",
-        "csrc/collective/ring.cc",
-        "return job_.codec == Codec::kNone ? scaled : schedule_.round_trip(job_.codec, data, range.count(), scaled);",
-        "return scaled;",
-        ("codec_hosts_test",),
-    ),
-    Mutation(
         "ring-passes-on",
         "csrc/collective/ring.cc",
         "send(message.piece, outgoing, piece_is_there);",
