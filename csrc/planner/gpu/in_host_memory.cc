@@ -62,7 +62,7 @@ DeviceLevels DevicePlanner::levels(const Team& team, const Hosts& hosts) {
 
 // Copied from the GPU, reduced or moved as host memory is, copied back. A long tensor of an all-reduce goes in pieces:
 // all are issued to the work stream at once, and while one is between the hosts the next ones come from the GPU and the
-// ones before go back. Where it is cut depends on its length alone.
+// ones before go back. Where it is cut depends on its length, and on whether all ranks' memory of it can be mapped.
 std::unique_ptr<Algorithm> DevicePlanner::in_host_memory(const std::vector<OperationPtr>& members, const Team& team,
                                                          size_t& rounds) {
   Device& device = *from_.gpu.device();
@@ -81,12 +81,11 @@ std::unique_ptr<Algorithm> DevicePlanner::in_host_memory(const std::vector<Opera
     Codec codec;
   };
   std::vector<Long> longs;
-  bool maps = has_levels(hosts);
-  for (const OperationPtr& member : members) {
-    for (const int r : team.members) maps &= (from_.announced(*member, r).can & kCanExport) != 0;
-  }
+  const bool two_levels = has_levels(hosts);
   for (const OperationPtr& member : members) {
     const Kind kind = member->kind;
+    bool maps = two_levels;  // this one: which others share the bucket is a matter of timing
+    for (const int r : team.members) maps &= (from_.announced(*member, r).can & kCanExport) != 0;
     const bool is_root = member->signature.root == from_.rank;
     const OperationPtr whole = host_copy(*member);
     for (size_t i = 0; i < std::max(member->srcs.size(), member->dsts.size()); ++i) {

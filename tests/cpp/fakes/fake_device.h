@@ -80,6 +80,7 @@ class FakeDevice final : public Device {
   void free_released() override { forgotten_ = 0; }
   size_t released_nbytes() override { return 0; }
   DeviceExport exported(const std::byte* data, size_t nbytes, uint64_t& offset, std::shared_ptr<void>& keep) override;
+  void set_exports(bool exports) { space_.set_exports(exports); }  // what is asked for from now on
   std::byte* imported(const DeviceExport& peer) override;
   void forget(uint64_t uid) override {
     space_.forget(uid);

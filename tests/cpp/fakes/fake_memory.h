@@ -100,6 +100,8 @@ class FakeSpace {
   FakeSpace(const FakeSpace&) = delete;
   FakeSpace& operator=(const FakeSpace&) = delete;
 
+  void set_exports(bool exports) { exports_ = exports; }
+
   void pin(std::byte* data, size_t nbytes) {
     if (reinterpret_cast<uintptr_t>(data) % 4096 != 0) throw Error("pin: not the beginning of a page");
     const std::lock_guard lock(mutex_);
@@ -186,7 +188,7 @@ class FakeSpace {
  private:
   const std::string name_;
   const DeviceId id_;
-  const bool exports_;
+  std::atomic<bool> exports_;
   const bool imports_;
   mutable std::mutex mutex_;  // of the maps
   std::map<uintptr_t, size_t> pinned_;

@@ -98,5 +98,34 @@ TEST_CASE("GPUs on two hosts: those of a host reduce a long tensor before it lea
   }
 }
 
+// Its bits would depend on the neighbour, which shares its bucket or not.
+TEST_CASE("GPUs on two hosts: a long tensor takes its way whatever memory its neighbour in the bucket has") {
+  const Environment environment{{"RINGREDUCE_CHUNK", "65536"}};
+  const auto body = [](GpuRank& rank) {
+    const Stats& stats = rank.rank.context.stats();
+    const size_t count = 300001;
+    for (uint64_t tries = 1; tries <= 200 && stats.fused_operations == 0; ++tries) {
+      std::vector<GpuTensor> tensors;
+      std::vector<OperationPtr> operations;
+      for (const bool can_be_mapped : {true, false}) {
+        tensors.emplace_back(rank.gpu, DType::kInt32, std::vector<uint64_t>{count}, given(rank.rank.rank, count));
+        const std::string name = can_be_mapped ? "mapped" : "not mapped";
+        Request request = request_of(Kind::kAllreduce);
+        request.srcs = request.dsts = {tensors.back().view()};
+        request.name = &name;
+        request.is_async = true;
+        rank.gpu.set_exports(can_be_mapped);
+        operations.push_back(rank.world.submit(request, nullptr));
+      }
+      for (const OperationPtr& operation : operations) rank.world.wait(*operation, -1, nullptr);
+      for (const GpuTensor& tensor : tensors) expect(tensor.get() == sums(rank.rank.size, count), "the sum");
+      expect(stats.cuda_ipc == tries, "that whose memory can be mapped, in two levels");
+    }
+    expect(stats.fused_operations > 0, "in one bucket");
+    barrier(rank.world);
+  };
+  CHECK_NOTHROW(run_hosts({0, 1, 0, 1}, on_gpu(own_gpus(5), body), 64, 65536));
+}
+
 }  // namespace
 }  // namespace rr::test
