@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import argparse
+import math
 import os
 import signal
 import time
@@ -23,6 +24,9 @@ STDIN, STDOUT, STDERR = 0, 1, 2
 LINE_CHARS = 4000
 FOREGROUND_S = 0.5  # between two looks for the foreground
 QUIET_S = 0.1  # after which the beginning of a line of rank 0's counts as a question to the user
+AGAIN_S = 0.5
+"""A second SIGINT or SIGTERM counts as one so long after the first. What comes before is the first, delivered twice:
+GNU timeout signals its child and then its process group, and wrappers pass on a Ctrl-C that ringrun has got too."""
 
 
 def printable(line: str) -> str:
@@ -53,7 +57,7 @@ class Launch(abc.ABC, Generic[AnyJob]):
         self.err = self.out if os.path.sameopenfile(STDOUT, STDERR) else Sink(STDERR, self.job.selector, lose)
         self.job.sinks += [self.out, self.err]
         self.keyboard: Keyboard | None = None
-        self._interrupted = False
+        self._interrupted_at = math.inf  # when the first SIGINT or SIGTERM came, by time.monotonic()
         self._quit = False
 
     @abc.abstractmethod
@@ -143,10 +147,16 @@ class Launch(abc.ABC, Generic[AnyJob]):
             self.job.stop_now()
             return
         insistent = signum in (signal.SIGINT, signal.SIGTERM)  # SIGHUP may come twice: from the kernel and the shell
-        if insistent and self._interrupted:
+        if insistent and self._interrupted_at < math.inf:
+            if time.monotonic() - self._interrupted_at < AGAIN_S:
+                self.report(
+                    f"{name} within {AGAIN_S:g} s of the first signal: not counted; a later one kills all ranks"
+                )
+                return
             self.report(f"{name} again: killing all ranks")
             self.job.stop_now()
             return
-        self._interrupted |= insistent
+        if insistent:
+            self._interrupted_at = time.monotonic()
         self.report(f"{name}: passing it on to all ranks")
         self.job.pass_on(signum)

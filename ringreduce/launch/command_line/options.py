@@ -25,7 +25,8 @@ may take --grace seconds to raise and report, then get SIGTERM and 1.5 s later S
 
 SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to all ranks. When a rank then fails, the others have 30 s
 (--grace, if that is longer) to save their work; ringrun sends no second signal before, and SIGKILL after that. A second
-SIGINT or SIGTERM kills all ranks at once, and so does SIGQUIT, by which ringrun ends then.
+SIGINT or SIGTERM kills all ranks at once, if it comes 0.5 s after the first or later (one that comes sooner is the
+first, delivered twice), and so does SIGQUIT, by which ringrun ends then.
 
 With --transport mpi the mpirun of the MPI that mpi4py loads starts the ranks, with that MPI's words for these options;
 -v shows them. Places come from mpirun's own variables; signals and the end of the job are mpirun's as well, and --grace

@@ -25,6 +25,7 @@ from ringreduce.lab.lab import Lab
 from ringreduce.lab.requirements import missing
 from ringreduce.lab.slurm import Slurm
 from ringreduce.lab.slurm import missing as no_slurm
+from ringreduce.launch.launch import AGAIN_S
 from ringreduce.launch.python import run_module
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -425,6 +426,7 @@ time.sleep(1000)
         process.send_signal(signal.SIGINT)
         assert process.stdout is not None
         assert process.stdout.readline() == "ringrun: SIGINT: passing it on to all ranks\n"
+        time.sleep(AGAIN_S)  # what is tested here is a signal that comes so much later
         process.send_signal(signal.SIGINT)
         said = ended(lab, process)
     assert said[0] == "ringrun: SIGINT again: killing all ranks"

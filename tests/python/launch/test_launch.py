@@ -33,6 +33,7 @@ from ringreduce.launch import ringrun as ringrun_module
 from ringreduce.launch import supervise
 from ringreduce.launch.binding import cores_of, cpu_shares, thread_share
 from ringreduce.launch.exits import Exits
+from ringreduce.launch.launch import AGAIN_S
 from ringreduce.launch.spawn import Guardian, signals_held, spawn
 
 RINGRUN = [sys.executable, "-m", "ringreduce.launch.ringrun"]
@@ -457,8 +458,33 @@ def test_a_second_signal_kills() -> None:
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
         assert process.stderr.readline() == "ringrun: SIGINT: passing it on to all ranks\n"
+        time.sleep(AGAIN_S)  # what is tested here is a signal that comes so much later
         process.send_signal(signal.SIGINT)
         assert process.wait(SOON_S) == 137
+
+
+def test_signals_that_come_together_leave_ranks_time_to_save_their_work() -> None:
+    """As from `timeout`, and from a wrapper that ends its child at a Ctrl-C which the child has got too."""
+    script = "trap 'echo caught; read line; echo saved; exit 0' TERM INT; echo ready; while :; do sleep 0.05; done"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [*RINGRUN, "-np", "1", "sh", "-c", script]
+    with subprocess.Popen(command, env=clean_environment(), text=True, **pipes) as process:
+        try:
+            assert lines(process, 1) == ["ready"]
+            # A stopped process gets both at once. Of two that are equal it would get one.
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+            for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
+                process.send_signal(signum)
+            assert lines(process, 1) == ["caught"]
+            assert process.stderr is not None
+            said = [process.stderr.readline() for _ in range(2)]
+            out, err = process.communicate("\n", timeout=HANG_S)
+        finally:
+            process.kill()
+    assert (process.returncode, out, err) == (0, "saved\n", "")
+    assert re.fullmatch("ringrun: SIG(TERM|INT): passing it on to all ranks\n", said[0])
+    assert re.fullmatch("ringrun: SIG(TERM|INT) within 0.5 s of the first signal: not counted; .*\n", said[1])
 
 
 def test_ranks_of_another_user_keep_no_signal_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ from ringreduce.errors import Error, InvalidArgumentError
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.tcp.agents_secret import new_name
 from ringreduce.job.tcp.rendezvous import read_secret
+from ringreduce.launch.launch import AGAIN_S
 from ringreduce.launch.python import run_module
 from ringreduce.launch.remote import secret_file
 from ringreduce.launch.run import run as run_call
@@ -251,6 +252,7 @@ def test_two_signals_end_a_job_whose_agent_does_not_finish(tmp_path: Path) -> No
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
         assert process.stderr.readline() == "ringrun: SIGINT: passing it on to all ranks\n"
+        time.sleep(AGAIN_S)  # what is tested here is a signal that comes so much later
         process.send_signal(signal.SIGINT)
         status, _, err = ended(process, SOON_S)
     assert status == 255
@@ -275,6 +277,7 @@ def test_two_signals_end_a_job_whose_output_nobody_reads(tmp_path: Path) -> None
             assert line
         process.send_signal(signal.SIGINT)
         assert process.stderr.readline() == "ringrun: SIGINT: passing it on to all ranks\n"
+        time.sleep(AGAIN_S)  # what is tested here is a signal that comes so much later
         process.send_signal(signal.SIGINT)
         assert process.stderr.readline() == "ringrun: SIGINT again: killing all ranks\n"
         assert process.wait(SOON_S) == 128 + signal.SIGKILL
