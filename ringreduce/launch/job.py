@@ -170,8 +170,12 @@ class Job(abc.ABC, Generic[AnyRank]):
         """The user insists: SIGKILL, and output that nobody reads is given up."""
         self._sent.add(signal.SIGKILL)
         self.send(signal.SIGKILL)
-        self._insisted = True
+        self.give_up_output()
         self._after(ABANDON_AFTER_S, self.abandon)
+
+    def give_up_output(self) -> None:
+        """What is not written when all ranks have ended is not waited for."""
+        self._insisted = True
 
     def judge(self, rank: AnyRank) -> None:
         """A rank has ended: reports what is to be reported, and hurries the others if it has failed."""

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Generic, TypeVar
 
-from ringreduce.launch.job import Job
+from ringreduce.launch.job import ENDING, Job
 from ringreduce.launch.output import Lines, Sink, rank_copies, rank_lines
 from ringreduce.launch.terminal import Keyboard, end_by, signals_as_events
 
@@ -158,5 +158,9 @@ class Launch(abc.ABC, Generic[AnyJob]):
             return
         if insistent:
             self._interrupted_at = time.monotonic()
+        if signum in ENDING and self.job.is_over():
+            self.report(f"{name}: all ranks have ended; output that nobody reads is given up")
+            self.job.give_up_output()
+            return
         self.report(f"{name}: passing it on to all ranks")
         self.job.pass_on(signum)

@@ -169,6 +169,22 @@ def test_a_reader_that_does_not_read_holds_up_no_killing() -> None:
         assert process.wait(SOON_S) == 9
 
 
+@pytest.mark.parametrize("word", ["INT", "TERM", "HUP"])
+def test_a_signal_ends_a_ringrun_whose_ranks_have_ended_and_whose_output_nobody_reads(word: str) -> None:
+    nbytes = 3_000_000
+    script = f"yes | head -c {nbytes}; exit 3"
+    with running("-np", "1", "sh", "-c", script) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        left = nbytes - 2_500_000  # less than ringrun holds, and more than a pipe does
+        assert len(process.stdout.read(nbytes - left)) == nbytes - left
+        assert "exited with status 3" in process.stderr.readline()
+        process.send_signal(signal.Signals["SIG" + word])
+        said = process.stderr.readline()
+        assert process.wait(SOON_S) == 3
+    assert said == f"ringrun: SIG{word}: all ranks have ended; output that nobody reads is given up\n"
+
+
 UNREAD_TERMINAL = """
 import os, pty, selectors, sys
 from ringreduce.launch import output
