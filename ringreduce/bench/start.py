@@ -21,11 +21,14 @@ def started(
 ) -> int | None:
     """The exit status of start(), where this process is no rank of a job; None where it is one.
 
+    The one rank of a job is none where several ranks, or hosts, are asked for: a shell of `srun --pty bash` is such a
+    rank.
+
     Raises InvalidArgumentError where it is one of another job than ranks and hosts say, and where bind is not None, for
     then its launcher has bound it.
     """
     place = environment.detect(network=True)
-    if place.source == "single":
+    if place.source == "single" or (place.size == 1 and (hosts or (ranks or 1) > 1)):
         # One rank here is this process: all cores are its share.
         return start(module, argv, ranks or DEFAULT_RANKS, launch, bind) if ranks != 1 or hosts else None
     inside = f"inside a job of {place.size} ranks ({place.source})"

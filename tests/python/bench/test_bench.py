@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from processes import completed
+from ranks import clean_environment
 
 import ringreduce
-from ringreduce.bench import limit, loops, memory, table
+from ringreduce.bench import limit, loops, memory, start, table
 from ringreduce.bench.cli import main
 from ringreduce.bench.collectives import COLLECTIVES
 from ringreduce.bench.measure import Row
@@ -50,6 +51,8 @@ SCHEMA = {
     "fraction_of_limit": (float, type(None)),
 }
 QUICK = ["--iters", "20", "--warmup", "2"]
+SLURM_SHELL = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "1"}
+"""Of `srun --pty bash`: each process there looks like the one rank of a job."""
 
 
 def bench(*commands: Sequence[str]) -> list[int]:
@@ -165,6 +168,28 @@ def test_own_ranks_are_bound_as_the_user_says(words: list[str], shared: bool, tm
     completed([sys.executable, "-m", "ringreduce.bench", *argv], check=True)
     first, second = json.loads(file.read_text())["meta"]["binding"]
     assert (first == second) is shared
+
+
+def test_a_shell_within_a_job_of_one_rank_starts_its_own_ranks(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    argv = ["allreduce", "-np", "2", "--sizes", "64", "--no-limit", *QUICK, "--json", str(file)]
+    done = completed([sys.executable, "-m", "ringreduce.bench", *argv], env=clean_environment() | SLURM_SHELL)
+    assert done.returncode == 0, done.stderr
+    assert [row["ranks"] for row in json.loads(file.read_text())["results"]] == [2]
+
+
+@pytest.mark.parametrize("command", [main, tune], ids=["bench", "tune"])
+def test_the_one_rank_of_a_job_starts_ranks_where_several_or_hosts_are_asked_for(
+    command: Callable[[Sequence[str]], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in SLURM_SHELL.items():
+        monkeypatch.setenv(name, value)
+    begun: list[Sequence[str]] = []
+    monkeypatch.setattr(start.ringrun, "main", lambda argv: begun.append(argv) or 7)
+    collective = ["allreduce"] if command is main else []
+    for words in (["-np", "2", "--bind", "none"], ["-H", "other:1"]):
+        assert command([*collective, *words]) == 7
+    assert [list(argv[:2]) for argv in begun] == [["-np", "2"], ["-np", "1"]]
 
 
 def bench_with_a_lie(*commands: Sequence[str]) -> list[int]:

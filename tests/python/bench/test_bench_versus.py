@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from processes import completed
+from test_bench import SLURM_SHELL
 
 from ringreduce.bench import comparison, memory, peers, versus, versus_table
 from ringreduce.bench.cli import main
@@ -205,6 +206,18 @@ def test_a_wrong_peer_is_marked_and_ends_with_status_1(
     printed = capsys.readouterr().out
     assert "# Out of bounds values : 3 FAILED" in printed
     assert compare(monkeypatch, [says(5.0)]) == 0
+
+
+def test_ours_is_measured_in_a_shell_within_a_job_of_one_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in SLURM_SHELL.items():
+        monkeypatch.setenv(name, value)
+    file = tmp_path / "cells.json"
+    assert compare(monkeypatch, [says(5.0)], "--json", str(file)) == 0
+    cells = json.loads(file.read_text())["cells"]
+    assert {(cell["competitor"], cell["status"]) for cell in cells} == {
+        ("ringreduce private", "ok"),
+        ("script 1.0", "ok"),
+    }
 
 
 def test_what_nobody_has_checked_is_not_called_right(
