@@ -237,9 +237,9 @@ class Job(abc.ABC, Generic[AnyRank]):
         first = self.first_cause()
         assert first is not None
         if first.number in self.causes.texts:
-            self._report(
-                f"the first uncaught exception was that of rank {first.number}: {self.causes.texts[first.number]}"
-            )
+            where = f" on host {first.host}" if len({rank.host for rank in self.ranks}) > 1 else ""
+            text = self.causes.texts[first.number]
+            self._report(f"the first uncaught exception was that of rank {first.number}{where}: {text}")
         else:
             self._report(f"the first to fail was rank {first.number} on host {first.host}: it {first.how_it_ended()}")
 

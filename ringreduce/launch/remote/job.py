@@ -358,7 +358,7 @@ class RemoteJob(Job[RemoteRank]):
             }
             host.link.feed_by(_CallFeed(self._orders.call or b"", host, order, self._on_call_goes_on))
         if self._verbose and text is not None:
-            self._report(f"rank 0 listens at {text}, on host {self._meeting.hosts[0].name}")
+            self._report(f"rank 0 listens at {text}, on host {self._meeting.name_of(0)}")
 
     def _on_call_goes_on(self) -> None:
         """Some of a call, or START, is on its way."""
@@ -368,7 +368,7 @@ class RemoteJob(Job[RemoteRank]):
     def _on_started(self, host: _Host, news: Started) -> None:
         if not host.is_starting or news.rank in host.ranks or news.rank not in {place.rank for place in host.places}:
             raise MismatchError(f"STARTED of rank {news.rank}, which is not to be started there")
-        rank = RemoteRank(news.rank, self._meeting.hosts[host.number].name, news.pid, time.monotonic())
+        rank = RemoteRank(news.rank, self._meeting.name_of(host.number), news.pid, time.monotonic())
         host.ranks[rank.number] = rank
         self.ranks.append(rank)
         self.ranks.sort(key=lambda each: each.number)
@@ -441,7 +441,7 @@ class RemoteJob(Job[RemoteRank]):
         self._finish_if_all_have_ended()
 
     def _lose_words(self, host: _Host, why: str) -> None:
-        self.why_lost[self._meeting.hosts[host.number].name] = why
+        self.why_lost[self._meeting.name_of(host.number)] = why
 
     def _end_lines(self, host: _Host) -> None:
         for place in host.places:

@@ -45,6 +45,11 @@ class Meeting:
         self._found: list[tuple[str, int]] | None = None
         self._reasons: dict[int, list[str]] = {}
 
+    def name_of(self, host: int) -> str:
+        """Once all are there: the name that the host has for itself, or, where any two have one, the user's for it."""
+        own = [ready.name for ready in self.hosts.values()]
+        return self.hosts[host].name if len(set(own)) == len(own) else self._names[host]
+
     def on_ready(self, host: int, news: Ready) -> bool:
         """One more is there. True: all are, and one host needs no address."""
         if host in self.hosts:

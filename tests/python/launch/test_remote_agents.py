@@ -127,6 +127,29 @@ def test_an_agent_that_does_not_start_the_call(tmp_path: Path, monkeypatch: pyte
     assert text == f"[run] the agents of y have not started their ranks within 1 s {MORE}"
 
 
+def localhost(host: str) -> list[Any]:
+    """READY of a host that calls itself localhost, as machines do that are made from one image."""
+    return ["READY", fake_agent.right("READY", host, {})[0][1] | {"name": "localhost"}]
+
+
+@pytest.mark.parametrize("names", ["their own", "one"])
+def test_the_last_line_says_on_which_host_the_first_rank_failed(tmp_path: Path, names: str) -> None:
+    says = ["STARTED", ["CAUSE", {"rank": 1, "text": "ValueError: out of luck"}]]
+    ends = [["EXIT", {"rank": rank, "status": 1, "milliseconds": 1}] for rank in (0, 1)]
+    steps = {"x": {"START": ["STARTED", ends[0]]}, "y": {"START": [*says, ends[1]]}}
+    if names == "one":
+        steps = {host: does | {"READY": [localhost(host)]} for host, does in steps.items()}
+    status, _, err = run(tmp_path, **steps)
+    assert status == 1
+    assert err[-1] == "ringrun: the first uncaught exception was that of rank 1 on host y: ValueError: out of luck"
+
+
+def test_a_host_is_not_taken_for_another_one_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = ({"READY": [localhost(host)]} for host in "xy")
+    text = called(tmp_path, monkeypatch, "x:1,y:1", x=x, y=y | {"FINISH": ["end"]})
+    assert text == "[run] rank 0 exited before the function returned (os._exit?), on host x"
+
+
 # --- Lies -------------------------------------------------------------------------------------------------------------
 
 READY = fake_agent.right("READY", "y", {})[0][1]
