@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 
 from ringreduce.launch.job import ENDING, Job
 from ringreduce.launch.output import Lines, Sink, rank_copies, rank_lines
+from ringreduce.launch.spawn import no_descriptor
 from ringreduce.launch.terminal import Keyboard, end_by, signals_as_events
 
 USAGE_STATUS = 2
@@ -64,6 +65,10 @@ class Launch(abc.ABC, Generic[AnyJob]):
     def start(self, lines: list[tuple[Lines, Lines]]) -> None:
         """Starts the ranks. lines: take stdout and stderr, by rank. Raises OSError when the program cannot be run."""
 
+    def what_is_next(self) -> str:
+        """What start() was about to start, in words."""
+        return f"rank {len(self.job.ranks)}"
+
     def run(self) -> int:
         """Starts the ranks and waits for the last to end. Returns the exit status."""
         options = self.options
@@ -82,7 +87,8 @@ class Launch(abc.ABC, Generic[AnyJob]):
                 try:
                     self.start(lines)
                 except OSError as error:
-                    self.report(f"cannot run {error.filename or options.command[0]!r}: {error.strerror}")
+                    cannot = f"cannot run {error.filename or options.command[0]!r}: {error.strerror}"
+                    self.report(no_descriptor(error, self.what_is_next()) or cannot)
                     return NOT_FOUND_STATUS if isinstance(error, FileNotFoundError) else CANNOT_RUN_STATUS
                 self.job.run()
             finally:

@@ -17,6 +17,7 @@ from ringreduce.errors import Error
 from ringreduce.launch.command_line import options as command_line
 from ringreduce.launch.launch import CANNOT_RUN_STATUS, STDERR, STDIN, STDOUT, USAGE_STATUS
 from ringreduce.launch.local import LocalLaunch
+from ringreduce.launch.spawn import many_files
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "ringrun") -> int:
@@ -43,7 +44,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "ringrun") -> int:
         compat.switch_on(os.environ)
     if options.transport == "mpi":
         return _mpirun(options, prog)
-    return _remote(options, prog) if options.spans_hosts else LocalLaunch(options, prog).run()
+    with many_files():
+        return _remote(options, prog) if options.spans_hosts else LocalLaunch(options, prog).run()
 
 
 def _open_closed_streams() -> None:

@@ -10,8 +10,8 @@ import sys
 import time
 import warnings
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from ringreduce import compat
@@ -26,7 +26,7 @@ from ringreduce.launch.command_line.options import GRACE_S, MAX_RANKS
 from ringreduce.launch.launch import STDERR, STDOUT, printable
 from ringreduce.launch.output import Lines, Sink, output_pipe, rank_copies, rank_lines
 from ringreduce.launch.remote.call import CallJob, call_orders
-from ringreduce.launch.spawn import new_rendezvous, rank_environment
+from ringreduce.launch.spawn import new_rendezvous, no_descriptor, rank_environment
 from ringreduce.launch.supervise import Supervisor
 
 SHOWN_LOSSES = 2
@@ -83,8 +83,8 @@ def run(
         TimeoutError: timeout_s ran out; the text names the ranks that were running.
         InvalidArgumentError: np or hosts make no sense, or fn or its arguments cannot be sent to another process; or
             this process ignores SIGCHLD.
-        UnavailableError: horovods asks for what does not exist here, or a host cannot be used: the text says which
-            and why.
+        UnavailableError: horovods asks for what does not exist here, a host cannot be used, or this process may not
+            open as many files as the ranks take: the text says which and why.
         TypeError: horovod.run() has no such argument either.
 
     >>> run(max, args=(3, 4), np=2)
@@ -122,6 +122,7 @@ def run(
     sys.stdout.flush()  # what was printed before appears before
     sys.stderr.flush()
     with ExitStack() as stack:
+        stack.enter_context(_descriptors_for(np))
         results = [Result(rank, stack) for rank in range(np)]
         unwritten: list[str] = []
         copies = rank_copies(output_filename, np, unwritten.append, stack)
@@ -152,6 +153,17 @@ def run(
         return [
             result.value(rank, job.why_lost.get(rank.host, "")) for rank, result in zip(job.ranks, results, strict=True)
         ]
+
+
+@contextmanager
+def _descriptors_for(np: int) -> Iterator[None]:
+    """Says what to do where there are not enough of them. Raises UnavailableError."""
+    try:
+        yield
+    except OSError as error:
+        if text := no_descriptor(error, f"one of {np} ranks"):
+            raise UnavailableError(f"[run] {text}") from error
+        raise
 
 
 def _late(job: CallJob | Supervisor, np: int, timeout_s: float) -> str:

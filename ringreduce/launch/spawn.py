@@ -11,6 +11,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import resource
 import secrets
 import signal
 import subprocess
@@ -58,6 +59,44 @@ def rank_environment(
     if cpus:
         environ.setdefault("OMP_NUM_THREADS", str(thread_share(cores_of(cpus), place.local_size)))
     return environ
+
+
+_files_before: tuple[int, int] | None = None
+"""RLIMIT_NOFILE as it was before many_files(), within it."""
+
+
+@contextmanager
+def many_files() -> Iterator[None]:
+    """Within, this process may open as many files as its hard limit allows: a launcher has three for each rank.
+
+    What it starts gets the limit back by files_as_before(): a program may take a high one for numbers to go through.
+    """
+    global _files_before
+    outer, before = _files_before, resource.getrlimit(resource.RLIMIT_NOFILE)
+    _files_before = outer or before
+    with contextlib.suppress(OSError, ValueError):  # fs.nr_open has become less than the hard limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    try:
+        yield
+    finally:
+        _files_before = outer
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def files_as_before() -> None:
+    """For a new process that many_files() is not for. After it, no descriptor beyond the limit can be made."""
+    if _files_before is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, _files_before)
+
+
+def no_descriptor(error: OSError, what: str) -> str:
+    """That there was no file descriptor for something that was to be started, and what to do; "" for another error."""
+    if error.errno == errno.EMFILE:
+        now, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return f"no file descriptor is left for {what}: raise ulimit -n (now {now})"
+    if error.errno == errno.ENFILE:
+        return f"no file descriptor is left on this host for {what}: raise its fs.file-max, or end what has many open"
+    return ""
 
 
 def die_with_parent(signum: int = signal.SIGKILL) -> Callable[[], None]:
@@ -184,6 +223,7 @@ def spawn(
             os.sched_setaffinity(0, cpus)
         if first is not None:
             first()
+        files_as_before()
 
     try:
         return subprocess.Popen(

@@ -38,7 +38,7 @@ from ringreduce.launch.remote.messages import GREETING, OUTPUT, OUTPUT_NBYTES, R
 from ringreduce.launch.remote.news import TEXT_CHARS
 from ringreduce.launch.remote.secret_file import SecretFile
 from ringreduce.launch.reports import Causes, Reports
-from ringreduce.launch.spawn import rank_environment
+from ringreduce.launch.spawn import many_files, no_descriptor, rank_environment
 from ringreduce.launch.terminal import signals_as_events
 
 READ_NBYTES = 1 << 16
@@ -55,7 +55,7 @@ def main() -> int:
     os.dup2(nothing, STDIN)
     os.dup2(STDERR, STDOUT)  # what a library prints is no message
     os.close(nothing)
-    with Agent(orders, news, is_local=sys.argv[1:] == [LOCAL]) as agent:
+    with many_files(), Agent(orders, news, is_local=sys.argv[1:] == [LOCAL]) as agent:
         return agent.run()
 
 
@@ -207,8 +207,10 @@ class Agent:
             try:
                 rank = self._start_rank(order["command"], order["is_call"], place, environ, cpus)
             except OSError as error:
-                text = f"cannot run {order['command'][0]!r}: {error.strerror}"
-                self._cannot_run(text, isinstance(error, FileNotFoundError))
+                cannot = f"cannot run {order['command'][0]!r}: {error.strerror}"
+                self._cannot_run(
+                    no_descriptor(error, f"rank {place.rank}") or cannot, isinstance(error, FileNotFoundError)
+                )
                 return
             self._ranks.add(rank.number)
             started = {"rank": rank.number, "pid": rank.pid, "cpus": None if cpus is None else sorted(cpus)}

@@ -17,6 +17,7 @@ from ringreduce.launch.output import Lines, Taker
 from ringreduce.launch.remote.job import Orders, RemoteJob
 from ringreduce.launch.remote.launch import orders, why_no_interface
 from ringreduce.launch.remote.messages import RESULT
+from ringreduce.launch.spawn import no_descriptor
 
 
 def call_orders(
@@ -88,4 +89,6 @@ class CallJob(RemoteJob):
         try:
             self.begin(takers, self.sinks, kept)
         except OSError as error:
-            raise UnavailableError(f"[run] cannot run {error.filename or 'ssh'!r}: {error.strerror}") from error
+            cannot = f"cannot run {error.filename or 'ssh'!r}: {error.strerror}"
+            text = no_descriptor(error, f"the agents of {len(self._orders.hosts)} hosts") or cannot
+            raise UnavailableError(f"[run] {text}") from error

@@ -100,6 +100,10 @@ class RemoteLaunch(Launch[RemoteJob]):
         self._tell_unused()
         self.job.begin(by_stream, (self.out, self.err), kept=self.options.output_filename is not None)
 
+    def what_is_next(self) -> str:
+        """What start() was about to start, in words."""
+        return f"the agents of {len(self._orders.hosts)} hosts"
+
     def _tell_unused(self) -> None:
         told = self._orders
         if self.options.network_interface and (why := why_no_interface(told)):

@@ -15,7 +15,7 @@ from ringreduce.errors import MismatchError
 from ringreduce.launch.output import Feeder, Sink
 from ringreduce.launch.remote.messages import GREETING, Kind, Unpacker, packed
 from ringreduce.launch.remote.news import News, parsed
-from ringreduce.launch.spawn import die_with_parent, signals_held
+from ringreduce.launch.spawn import die_with_parent, files_as_before, signals_held
 
 READ_NBYTES = 1 << 16
 SAID_LINES = 20
@@ -75,6 +75,7 @@ class AgentLink:
                 for signum in SAVING:
                     signal.signal(signum, signal.SIG_IGN)
             release()
+            files_as_before()
 
         with signals_held() as release:
             self._process = subprocess.Popen(

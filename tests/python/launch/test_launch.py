@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import resource
 import select
 import selectors
 import shlex
@@ -34,7 +35,7 @@ from ringreduce.launch import supervise
 from ringreduce.launch.binding import cores_of, cpu_shares, thread_share
 from ringreduce.launch.exits import Exits
 from ringreduce.launch.launch import AGAIN_S
-from ringreduce.launch.spawn import Guardian, signals_held, spawn
+from ringreduce.launch.spawn import Guardian, no_descriptor, signals_held, spawn
 
 RINGRUN = [sys.executable, "-m", "ringreduce.launch.ringrun"]
 
@@ -108,6 +109,45 @@ def test_a_rank_has_a_group_of_its_own_and_no_stray_descriptor() -> None:
     code = "import os; os.setpgrp(); print(os.getpid() - os.getpgrp(), len(os.listdir('/proc/self/fd')))"
     done = ringrun("-np", "3", *python(code))
     assert done.stdout == "0 4\n" * 3, done.stderr  # 0, 1, 2 and the folder being read
+
+
+def with_files(soft: int, hard: int, *argv: str) -> subprocess.CompletedProcess[str]:
+    """ringrun where so many files may be open."""
+    limit = ["sh", "-c", f'ulimit -Sn {soft} && ulimit -Hn {hard} && exec "$@"', "sh"]
+    return completed([*limit, *RINGRUN, *argv], env=clean_environment())
+
+
+def test_ringrun_opens_as_many_files_as_it_may_and_leaves_its_ranks_their_limit() -> None:
+    done = with_files(64, 1024, "-np", "40", "sh", "-c", "ulimit -Sn; ulimit -Hn")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.split()) == sorted(["64", "1024"] * 40)
+
+
+def test_too_few_files_are_not_the_programs_fault() -> None:
+    done = with_files(64, 64, "-np", "40", "true")
+    assert done.returncode == 126
+    expected = r"ringrun: no file descriptor is left for rank [12]\d: raise ulimit -n \(now 64\)\n"
+    assert re.fullmatch(expected, done.stderr), done.stderr
+
+
+def test_the_limit_of_files_is_this_processs_again_when_ringrun_is_done(capfd: pytest.CaptureFixture[str]) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(before[0], 512), before[1]))
+    try:
+        own = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert ringrun_module.main(["-np", "1", "sh", "-c", "ulimit -Sn"]) == 0
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == own
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert capfd.readouterr().out == f"{own[0]}\n"
+
+
+def test_a_host_that_has_no_file_descriptor_left_says_so() -> None:
+    text = no_descriptor(OSError(errno.ENFILE, os.strerror(errno.ENFILE)), "rank 3")
+    assert (
+        text == "no file descriptor is left on this host for rank 3: raise its fs.file-max, or end what has many open"
+    )
+    assert no_descriptor(OSError(errno.ENOENT, os.strerror(errno.ENOENT)), "rank 3") == ""
 
 
 def test_options_that_become_variables() -> None:

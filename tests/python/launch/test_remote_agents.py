@@ -48,15 +48,25 @@ MISUNDERSTOOD = "its agent says what this version does not understand"
 
 @contextmanager
 def running(
-    folder: Path, *arguments: str, x: Steps | None = None, y: Steps | None = None, hosts: str = "x:1,y:1"
+    folder: Path,
+    *arguments: str,
+    x: Steps | None = None,
+    y: Steps | None = None,
+    hosts: str = "x:1,y:1",
+    files: tuple[int, int] | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
-    """ringrun on hosts x and y, whose agents do what they should but for these steps. Another, z, has a real agent."""
+    """ringrun on hosts x and y, whose agents do what they should but for these steps. Another, z, has a real agent.
+
+    files: how many files may be open, by the soft and the hard limit.
+    """
     for host, steps in (("x", x), ("y", y)):
         (folder / f"{host}.json").write_text(json.dumps(steps or {}))
     fake = f"exec {sys.executable} {fake_agent.__file__} {folder}"
     cases = f'*" x "*) {fake} x;; *" y "*) {fake} y;; *" z "*) {Z};;'
     environ = clean_environment() | path_with_ssh(folder, f'case "$*" in {cases} esac')
     command = [*RINGRUN, "-H", hosts, *arguments]
+    if files is not None:
+        command = ["sh", "-c", 'ulimit -Sn {} && ulimit -Hn {} && exec "$@"'.format(*files), "sh", *command]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, env=environ, text=True, **pipes) as process:
         try:
@@ -148,6 +158,36 @@ def test_a_host_is_not_taken_for_another_one_of_that_name(tmp_path: Path, monkey
     x, y = ({"READY": [localhost(host)]} for host in "xy")
     text = called(tmp_path, monkeypatch, "x:1,y:1", x=x, y=y | {"FINISH": ["end"]})
     assert text == "[run] rank 0 exited before the function returned (os._exit?), on host x"
+
+
+@pytest.mark.parametrize("hosts", ["z:40", "localhost:40,y:1"])
+def test_an_agent_opens_as_many_files_as_it_may(tmp_path: Path, hosts: str) -> None:
+    program = ("sh", "-c", "ulimit -Sn; ulimit -Hn")
+    with running(tmp_path, *program, hosts=hosts, files=(64, 1024)) as process:
+        status, out, err = ended(process)
+    assert (status, err) == (0, [])
+    assert sorted(out.split()) == sorted(["64", "1024"] * 40)
+
+
+@pytest.mark.parametrize("hosts", ["z:40", "localhost:40,y:1"])
+def test_too_few_files_are_not_the_programs_fault(tmp_path: Path, hosts: str) -> None:
+    with running(tmp_path, "true", hosts=hosts, files=(64, 64)) as process:
+        status, _, err = ended(process)
+    assert status == 126
+    expected = (
+        rf"ringrun: host {hosts.split(':')[0]}: no file descriptor is left for rank [12]\d: raise ulimit -n .*64.*"
+    )
+    assert re.fullmatch(expected, err[0]), err
+
+
+def test_too_few_files_for_the_agents(tmp_path: Path) -> None:
+    hosts = ",".join(f"x{number}" for number in range(40))
+    with running(tmp_path, "true", hosts=hosts, files=(64, 64)) as process:
+        status, _, err = ended(process)
+    assert (status, err) == (
+        126,
+        ["ringrun: no file descriptor is left for the agents of 40 hosts: raise ulimit -n (now 64)"],
+    )
 
 
 # --- Lies -------------------------------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import completed
+from ranks import clean_environment
 
 import ringreduce
 from ringreduce.errors import Error, InvalidArgumentError, MismatchError, TimeoutError, UnavailableError
@@ -117,6 +119,16 @@ def test_timeout_names_who_is_late_and_leaves_nobody() -> None:
         run(hang, timeout_s=0.5)
     assert isinstance(caught.value, builtins.TimeoutError)
     assert (set(os.listdir("/proc/self/fd")), children()) == before
+
+
+def test_too_few_files_for_all_ranks() -> None:
+    code = (
+        "import ringreduce\ntry: ringreduce.run(len, ([],), np=40)\nexcept ringreduce.UnavailableError as e: print(e)"
+    )
+    done = completed(["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", sys.executable, "-c", code], env=clean_environment())
+    assert done.stdout == "[run] no file descriptor is left for one of 40 ranks: raise ulimit -n (now 64)\n", (
+        done.stderr
+    )
 
 
 def test_env_is_added() -> None:
