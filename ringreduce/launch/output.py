@@ -73,11 +73,14 @@ class Flow:
         self.selector = selector
         self._feeders: list[Feeder] = []
         self._is_paused = False
+        self._has_reader = True
 
     def attach(self, feeder: Feeder) -> None:
-        """Starts to be fed."""
+        """Starts to be fed. Where the reader has gone, the feeder learns it at once."""
         self._feeders.append(feeder)
-        if not self._is_paused:
+        if not self._has_reader:
+            feeder.lose_reader()
+        elif not self._is_paused:
             feeder.resume()
 
     def detach(self, feeder: Feeder) -> None:
@@ -104,6 +107,7 @@ class Flow:
 
     def lose_reader(self) -> None:
         """Nobody reads what goes there any more."""
+        self._has_reader = False
         for feeder in list(self._feeders):
             feeder.lose_reader()
 

@@ -54,10 +54,12 @@ def running(
     y: Steps | None = None,
     hosts: str = "x:1,y:1",
     files: tuple[int, int] | None = None,
+    out: int = subprocess.PIPE,
 ) -> Iterator[subprocess.Popen[str]]:
     """ringrun on hosts x and y, whose agents do what they should but for these steps. Another, z, has a real agent.
 
     files: how many files may be open, by the soft and the hard limit.
+    out: for what is written, and then also for errors.
     """
     for host, steps in (("x", x), ("y", y)):
         (folder / f"{host}.json").write_text(json.dumps(steps or {}))
@@ -67,7 +69,8 @@ def running(
     command = [*RINGRUN, "-H", hosts, *arguments]
     if files is not None:
         command = ["sh", "-c", 'ulimit -Sn {} && ulimit -Hn {} && exec "$@"'.format(*files), "sh", *command]
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    err = subprocess.PIPE if out == subprocess.PIPE else out
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
     with subprocess.Popen(command, env=environ, text=True, **pipes) as process:
         try:
             yield process
@@ -356,6 +359,17 @@ def test_an_end_is_seen_though_nobody_reads_the_output(tmp_path: Path) -> None:
         while process.stdout.read(1 << 16):
             pass
         assert process.wait(HANG_S) == 5
+
+
+def test_ranks_learn_that_the_reader_of_their_output_had_gone_before_they_began(tmp_path: Path) -> None:
+    """As with `ringrun -v ... 2>&1 | true`: what --verbose says before the ranks begin finds no reader."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        with running(tmp_path, "--verbose", "yes", hosts="z:2", out=writer) as process:
+            assert process.wait(SOON_S) == 128 + signal.SIGPIPE
+    finally:
+        os.close(writer)
 
 
 def test_nothing_of_the_ranks_is_left_when_the_job_cannot_begin(tmp_path: Path) -> None:
