@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 from ringreduce.launch.events import handle
-from ringreduce.launch.output import Sink
+from ringreduce.launch.output import LastWords, Sink
 from ringreduce.launch.reports import Causes
 
 KILL_AFTER_S = 1.5  # between SIGTERM and SIGKILL
@@ -112,6 +112,10 @@ class Job(abc.ABC, Generic[AnyRank]):
         """Whether there is nothing left to wait for but readers of output."""
         return not self.alive()
 
+    def last_words(self) -> LastWords | None:
+        """The output of ranks that have ended well, to be read on; None where there is none here."""
+        return None
+
     def why_not_begun(self) -> str:
         """What has kept the ranks from being started; "" where nothing has."""
         return ""
@@ -131,6 +135,8 @@ class Job(abc.ABC, Generic[AnyRank]):
             if time.monotonic() >= until:
                 return False
             self._step(until)
+        if self.first_failure is None:
+            self._hear_last_words(until)
         for sink in self.sinks:
             sink.drain()
         self._conclude()
@@ -205,6 +211,15 @@ class Job(abc.ABC, Generic[AnyRank]):
         if "end" not in self.timers:
             self._after(grace_s, then)
         return grace_s
+
+    def _hear_last_words(self, until: float) -> None:
+        """Reads on what ranks that have ended have started, until the user insists."""
+        last_words = self.last_words()
+        while last_words is not None and not self._insisted and (seconds := last_words.wait_s()) > 0:
+            now = time.monotonic()
+            if now >= until:
+                return
+            self._step(min(until, now + seconds))
 
     def _step(self, until: float) -> None:
         """Waits for the next event or the next timer, and handles it."""

@@ -18,6 +18,7 @@ import select
 import selectors
 import struct
 import termios
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -28,6 +29,8 @@ _INT = struct.Struct("i")
 QUEUE_NBYTES = 1 << 20
 LINE_NBYTES = 1 << 20  # a line longer than this is passed on in parts
 READ_NBYTES = 1 << 16
+SILENCE_S, LAST_WORDS_S = 0.5, 2.0
+"""How long ranks that have ended are listened to, since the latest word and in all."""
 READER_GONE = (errno.EPIPE, errno.ECONNRESET, errno.ETIMEDOUT)  # the latter two of a socket
 NO_HOROVOD = b"ModuleNotFoundError: No module named 'horovod'\n"
 WRITE_NBYTES = 4096  # PIPE_BUF: what a pipe that poll() calls writable takes without blocking
@@ -361,6 +364,8 @@ class Source:
 
     def __init__(self, fd: int, flow: Flow, taker: Taker) -> None:
         self.fd = fd
+        self.nbytes = 0
+        """How much has been read."""
         self._flow = flow
         self._taker = taker
         os.set_blocking(fd, False)
@@ -392,13 +397,14 @@ class Source:
         except BlockingIOError:
             return 0
         if more:
+            self.nbytes += len(more)
             self._taker.feed(more)
         else:
             self.close()
         return len(more)
 
     def drain(self) -> None:
-        """Reads what is there now and closes. A child that still holds the pipe, and may fill it, is not waited for."""
+        """Reads what is there now and closes. A child that still holds the pipe is waited for by LastWords alone."""
         if self.fd < 0:
             return
         (left,) = _INT.unpack(fcntl.ioctl(self.fd, termios.FIONREAD, _INT.pack(0)))
@@ -414,3 +420,27 @@ class Source:
         os.close(self.fd)
         self.fd = -1
         self._taker.end()
+
+
+class LastWords:
+    """How long sources are read on when their ranks have ended.
+
+    What a rank has started may have something left to say, such as the filter of `exec > >(...)`. A program that holds
+    the pipe and says nothing, or talks without end, is not waited for.
+    """
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = sources
+        self._nbytes = -1
+        self._heard = 0.0  # when the latest word was seen, by time.monotonic()
+        self._end = time.monotonic() + LAST_WORDS_S
+
+    def wait_s(self) -> float:
+        """How long to wait for a word at most, from now on; 0.0 for no longer: drain the sources."""
+        if all(source.fd < 0 for source in self._sources):
+            return 0.0
+        now = time.monotonic()
+        nbytes = sum(source.nbytes for source in self._sources)
+        if nbytes != self._nbytes:
+            self._nbytes, self._heard = nbytes, now
+        return max(0.0, min(self._heard + SILENCE_S, self._end) - now)

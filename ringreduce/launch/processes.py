@@ -18,7 +18,7 @@ from ringreduce.errors import UnavailableError
 from ringreduce.job.pidfd import check_pidfds
 from ringreduce.launch.exits import Exits
 from ringreduce.launch.job import Rank
-from ringreduce.launch.output import Source
+from ringreduce.launch.output import LastWords, Source
 from ringreduce.launch.spawn import Guardian, signals_held, spawn
 
 
@@ -118,6 +118,10 @@ class Processes:
     def alive(self) -> list[Rank]:
         """The ranks that have not ended."""
         return [process.rank for process in self._processes.values() if process.rank.status is None]
+
+    def last_words(self) -> LastWords:
+        """For the output of all ranks, once they have ended."""
+        return LastWords([source for process in self._processes.values() for source in process.sources])
 
     def send(self, signum: int) -> None:
         """Sends a signal to every living rank and its children."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ringreduce.launch.job import Job, Rank
-from ringreduce.launch.output import Source
+from ringreduce.launch.output import LastWords, Source
 from ringreduce.launch.processes import Processes
 from ringreduce.launch.reports import Reports
 
@@ -48,6 +48,10 @@ class Supervisor(Job[Rank]):
     def send(self, signum: int) -> None:
         """Sends a signal to every living rank and its children."""
         self._processes.send(signum)
+
+    def last_words(self) -> LastWords | None:
+        """The output of ranks that have ended well, to be read on."""
+        return self._processes.last_words()
 
     def late(self) -> str:
         """What does not end although it should, and why that may be."""

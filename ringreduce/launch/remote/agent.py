@@ -31,7 +31,7 @@ from ringreduce.launch.command_line.forwarded import without_places
 from ringreduce.launch.command_line.hosts import Place
 from ringreduce.launch.events import handle
 from ringreduce.launch.job import Rank
-from ringreduce.launch.output import Flow, Sink, Source, output_pipe
+from ringreduce.launch.output import Flow, LastWords, Sink, Source, output_pipe
 from ringreduce.launch.processes import Processes
 from ringreduce.launch.remote.addresses import Gate, reasons_against
 from ringreduce.launch.remote.messages import GREETING, OUTPUT, OUTPUT_NBYTES, RESULT, Kind, Unpacker, packed
@@ -81,6 +81,7 @@ class Agent:
         self._call = os.memfd_create(
             "ringreduce.run", os.MFD_CLOEXEC
         )  # what the ranks are to do; the agent's end closes it
+        self._last_words: LastWords | None = None  # heard once ringrun has said that all ranks have ended
         self._is_finished = False
         self._is_alone = False  # ringrun has gone, or the agent was asked to end
         for fd in (orders, news):
@@ -115,8 +116,9 @@ class Agent:
             while not (self._is_finished and self._news.empty()):
                 if self._is_alone or self._news.broken:
                     return 1
-                handle(self._selector)
+                handle(self._selector, None if self._last_words is None else self._last_words.wait_s())
                 self._tell_causes()
+                self._finish_if_all_is_said()
         return 0
 
     def _on_signal(self, signum: int) -> None:
@@ -258,6 +260,16 @@ class Agent:
     def _finish(self, kill: bool) -> None:
         if kill:
             self._processes.kill_groups()
+            self._end_output()
+        else:
+            self._last_words = self._processes.last_words()
+
+    def _finish_if_all_is_said(self) -> None:
+        if self._last_words is not None and self._last_words.wait_s() <= 0:
+            self._last_words = None
+            self._end_output()
+
+    def _end_output(self) -> None:
         for flow in self._output.values():
             flow.drain()
         self._tell(Kind.DONE)

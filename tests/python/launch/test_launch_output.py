@@ -14,16 +14,29 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from deadlines import HANG_S, SOON_S
-from processes import completed
+from processes import completed, ends
 from ranks import clean_environment
 from test_launch import RINGRUN, python, ringrun, running
 
+from ringreduce.launch import output
+from ringreduce.launch import ringrun as ringrun_module
 from ringreduce.launch.events import handle
 from ringreduce.launch.output import Sink, rank_lines
 from ringreduce.launch.terminal import Keyboard
+
+
+def listening_for_long(folder: Path) -> dict[str, str]:
+    """The environment of a ringrun that listens without end, and its agents too, to what ended ranks have started."""
+    (folder / "sitecustomize.py").write_text(
+        "from ringreduce.launch import output\noutput.SILENCE_S = output.LAST_WORDS_S = 1000.0\n"
+    )
+    environ = clean_environment()
+    return environ | {"PYTHONPATH": f"{folder}:{environ['PYTHONPATH']}"}
+
 
 WRITE_IN_PIECES = """
     import os
@@ -118,6 +131,74 @@ def test_a_traceback_comes_before_the_word_about_its_rank() -> None:
     done = ringrun("-np", "2", "sh", "-c", "echo why >&2; exit 1")
     first = done.stderr.splitlines()
     assert first.index("why") < next(i for i, line in enumerate(first) if line.startswith("ringrun: rank"))
+
+
+ONCE_THE_RANK_HAS_ENDED = "until grep -q zombie /proc/$$/status; do sleep 0.01; done"
+
+
+def test_what_a_rank_has_started_may_finish_what_it_says(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As of `exec > >(tee log)`."""
+    monkeypatch.setattr(output, "SILENCE_S", HANG_S)
+    monkeypatch.setattr(output, "LAST_WORDS_S", HANG_S)
+    script = f"{{ {ONCE_THE_RANK_HAS_ENDED}; echo a; sleep 0.1; echo b; echo c >&2; }} &"
+    assert ringrun_module.main(["-np", "2", "--no-tag-output", "sh", "-c", script]) == 0
+    out, err = capfd.readouterr()
+    assert sorted(out.split()) == ["a", "a", "b", "b"]
+    assert err.split() == ["c", "c"]
+
+
+def test_a_program_that_holds_an_ended_ranks_output_is_not_waited_for_long() -> None:
+    for program in ("sleep 1000", "setsid yes"):
+        with running("-np", "1", "sh", "-c", f"{program} & echo $! >&2; exit 0") as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            pid = int(process.stderr.readline())
+            while process.stdout.read(1 << 16):
+                pass
+            assert process.wait(SOON_S) == 0
+        if program == "sleep 1000":
+            os.kill(pid, signal.SIGKILL)
+        assert ends(pid)
+
+
+def test_after_a_failure_nobody_is_listened_to(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(output, "SILENCE_S", 2 * HANG_S)
+    monkeypatch.setattr(output, "LAST_WORDS_S", 2 * HANG_S)
+    assert ringrun_module.main(["-np", "2", "sh", "-c", "sleep 1000 & [ $RINGREDUCE_RANK = 0 ]"]) == 1
+
+
+def test_a_signal_ends_the_wait_for_last_words(tmp_path: Path) -> None:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [*RINGRUN, "-v", "-np", "1", "sh", "-c", "sleep 1000 & echo $!; exit 0"]
+    with subprocess.Popen(command, env=listening_for_long(tmp_path), text=True, **pipes) as process:
+        try:
+            assert process.stderr is not None
+            while "exited with status 0" not in (line := process.stderr.readline()):
+                assert line
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(SOON_S) == 0
+        finally:
+            process.kill()
+        assert process.stdout is not None
+        os.kill(int(process.stdout.readline()), signal.SIGKILL)
+
+
+def test_how_long_last_words_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    sources = [SimpleNamespace(fd=3, nbytes=0), SimpleNamespace(fd=-1, nbytes=7)]
+    last_words = output.LastWords(sources)
+    waited = []
+    for clock[0], sources[0].nbytes in ((100.0, 0), (100.25, 0), (100.375, 5), (100.75, 6), (101.75, 7), (102.0, 8)):
+        waited.append(last_words.wait_s())
+    assert waited == [0.5, 0.25, 0.5, 0.5, 0.25, 0.0]
+    sources[0].fd = -1
+    clock[0] = 100.0
+    assert last_words.wait_s() == 0.0
 
 
 def test_a_reader_that_goes_away_ends_the_ranks() -> None:

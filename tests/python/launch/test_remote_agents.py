@@ -29,6 +29,7 @@ from fake_agent import path_with_ssh
 from ports import free_port
 from processes import completed, ends
 from ranks import clean_environment
+from test_launch_output import ONCE_THE_RANK_HAS_ENDED, listening_for_long
 
 from ringreduce.errors import Error, InvalidArgumentError
 from ringreduce.job.deadline import Deadline
@@ -55,17 +56,19 @@ def running(
     hosts: str = "x:1,y:1",
     files: tuple[int, int] | None = None,
     out: int = subprocess.PIPE,
+    base: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
     """ringrun on hosts x and y, whose agents do what they should but for these steps. Another, z, has a real agent.
 
     files: how many files may be open, by the soft and the hard limit.
     out: for what is written, and then also for errors.
+    base: the environment, but for PATH.
     """
     for host, steps in (("x", x), ("y", y)):
         (folder / f"{host}.json").write_text(json.dumps(steps or {}))
     fake = f"exec {sys.executable} {fake_agent.__file__} {folder}"
     cases = f'*" x "*) {fake} x;; *" y "*) {fake} y;; *" z "*) {Z};;'
-    environ = clean_environment() | path_with_ssh(folder, f'case "$*" in {cases} esac')
+    environ = {**(base or clean_environment()), **path_with_ssh(folder, f'case "$*" in {cases} esac')}
     command = [*RINGRUN, "-H", hosts, *arguments]
     if files is not None:
         command = ["sh", "-c", 'ulimit -Sn {} && ulimit -Hn {} && exec "$@"'.format(*files), "sh", *command]
@@ -411,6 +414,13 @@ def test_a_child_that_prints_on_is_not_waited_for(tmp_path: Path) -> None:
     while Path(f"/proc/{int((tmp_path / 'child').read_text())}").exists():
         assert not deadline.expired()
         time.sleep(0.01)
+
+
+def test_what_a_rank_has_started_may_finish_what_it_says(tmp_path: Path) -> None:
+    program = f"{{ {ONCE_THE_RANK_HAS_ENDED}; echo a; sleep 0.1; echo b; }} &"
+    with running(tmp_path, "sh", "-c", program, hosts="z:2", base=listening_for_long(tmp_path)) as process:
+        status, out, err = ended(process)
+    assert (status, sorted(out.split()), err) == (0, ["a", "a", "b", "b"], [])
 
 
 def test_ssh_s_words_are_not_lost_in_those_of_the_login_shell(tmp_path: Path) -> None:
