@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from ringreduce.bench.collectives import COLLECTIVES
 from ringreduce.launch.binding import cores_of
+from ringreduce.launch.spawn import die_with_parent
 
 MARK = "_RINGREDUCE_BENCH_CELL"
 """In the environment of every process of a cell: what bears it after the deadline is killed, whoever its parent is."""
@@ -155,6 +156,7 @@ def run(peer: Peer, cell: Cell, deadline_s: float) -> Outcome:
             errors="replace",
             env=environ,
             start_new_session=True,
+            preexec_fn=die_with_parent(),  # where this process is killed, nobody calls _end()
         )
         with process:
             try:

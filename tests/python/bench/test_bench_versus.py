@@ -1,10 +1,12 @@
 """`ringreduce bench --vs`: peers in turns, ratios within rounds, and peers that are absent, wrong, slow or broken."""
 
+import contextlib
 import itertools
 import json
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -15,7 +17,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from processes import completed
+from deadlines import HANG_S, SOON_S
+from processes import completed, ends
 from test_bench import SLURM_SHELL
 
 from ringreduce.bench import comparison, memory, peers, versus, versus_table
@@ -144,6 +147,26 @@ def test_a_command_that_is_told_to_end_takes_its_jobs_along(before: str, tmp_pat
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert (done.returncode, left) == (128 + signal.SIGTERM, []), done.stderr
+
+
+def test_a_command_that_is_killed_takes_its_peers_job_along(tmp_path: Path) -> None:
+    peer = f"import os, signal, time; os.kill(os.getppid(), signal.SIGKILL); time.sleep(1000)  # {tmp_path}"
+    program = (
+        f"import sys; sys.path[:] = {[*sys.path, str(HERE)]!r}\n"
+        "from test_bench_versus import CELL, Script, run\n"
+        f"run(Script({peer!r}), CELL, 1000)\n"
+    )
+    killed = subprocess.run(
+        [sys.executable, "-c", program], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=HANG_S
+    )
+    assert killed.returncode == -signal.SIGKILL
+    left = [pid for pid in processes() if str(tmp_path) in command_line(pid)]
+    try:
+        assert [ends(pid, SOON_S) for pid in left] == [True] * len(left)
+    finally:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_a_peer_that_fails_shows_what_it_said() -> None:
