@@ -18,7 +18,7 @@ from ringreduce.torch.collectives.allreduce import allreduce, allreduce_
 from ringreduce.torch.optimizer import same_start
 from ringreduce.torch.optimizer.clipping import norm_of, scale_down
 from ringreduce.torch.optimizer.grad_scaler import reduce_before_unscaling
-from ringreduce.torch.optimizer.mixins import check_gradient_dtypes, check_memory, same_groups
+from ringreduce.torch.optimizer.mixins import ParameterWatch, check_gradient_dtypes, check_memory, same_groups
 from ringreduce.torch.optimizer.reducer import INTERRUPTED, Reducer, Settings
 from ringreduce.torch.tracing import STEP, untraced
 
@@ -43,6 +43,7 @@ class DistributedMixin(torch.optim.Optimizer):
         backward_passes_per_step: int,
     ) -> None:
         self._parameter_names = names
+        self._watch = ParameterWatch()
         self._settings = settings
         self._process_set = process_set
         self._synchronized = False
@@ -122,6 +123,8 @@ class DistributedMixin(torch.optim.Optimizer):
             raise
 
     def _reduce_all(self) -> None:
+        if self._reducers:
+            self._watch.check(self.param_groups, self._parameter_names)
         if self._idle and any(parameter.requires_grad for parameter in self._idle):
             self._is_extending = True
             self._extend()

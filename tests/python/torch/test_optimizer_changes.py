@@ -517,6 +517,33 @@ def test_a_parameter_of_another_shape_is_refused(run_ranks: Callable[..., Any]) 
     run_ranks(resize, 2)
 
 
+def put_into_a_group_by_hand(settings: dict[str, Any]) -> None:
+    """As torch.optim takes it; our hooks are on the parameters that were there."""
+    with hvd.init():
+        for place in (slice(0, 1), slice(2, 2)):  # in place of the first one, behind all
+            model = torch.nn.Linear(4, 3)
+            plain = torch.optim.SGD(model.parameters(), lr=0.1)
+            optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), **settings)
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            new = torch.nn.Parameter(torch.ones(3, 4))
+            optimizer.param_groups[0]["params"][place] = [new]
+            model(torch.ones(2, 4)).sum().backward()
+            new.sum().backward()
+            with pytest.raises(
+                hvd.InvalidArgumentError, match=r"of shape \[3, 4\], was put there by hand.*add_param_group"
+            ):
+                optimizer.step()
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_a_parameter_that_is_put_into_a_group_by_hand_is_refused(
+    settings: dict[str, Any], run_ranks: Callable[..., Any]
+) -> None:
+    run_ranks(put_into_a_group_by_hand, 2, args=[settings])
+
+
 def optimizer_whose_zero_grad_takes_nothing() -> bool:
     class Fused(torch.optim.SGD):
         """As Apex's and DeepSpeed's fused optimizers."""
