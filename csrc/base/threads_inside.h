@@ -2,10 +2,8 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
-#include <thread>
 
-#include "base/clock.h"
+#include "base/poll.h"
 
 namespace rr {
 
@@ -29,12 +27,7 @@ class ThreadsInside {
 
   // Whether all other threads have left within timeout_s seconds.
   static bool await_others(double timeout_s) {
-    const Deadline deadline = Deadline::after_s(timeout_s);
-    while (all_.load() > own_) {
-      if (deadline.passed()) return false;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    return true;
+    return poll_until([] { return all_.load() <= own_; }, Deadline::after_s(timeout_s));
   }
 
   // In a forked child, which has this thread only.

@@ -3,12 +3,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cctype>
-#include <chrono>
-#include <thread>
 #include <utility>
 
-#include "base/clock.h"
 #include "base/never_destroyed.h"
+#include "base/poll.h"
 
 namespace rr {
 namespace {
@@ -21,7 +19,9 @@ std::string capitalized(const char* word) {
   return text;
 }
 
-std::string described(const Call& call) { return name(call.kind) + (call.name.empty() ? "" : " '" + call.name + "'"); }
+std::string described(const Call& call) {
+  return name(call.request.kind) + (call.name.empty() ? "" : " '" + call.name + "'");
+}
 
 thread_local Calls::Framework kernel_of = Calls::Framework::kNone;
 thread_local bool is_alone = false;      // see Calls::set_alone()
@@ -107,28 +107,17 @@ Calls::Member Calls::member(int process_set, const char* call) const {
 }
 
 OperationPtr Calls::submit(const Call& call, const Member& member, bool is_async, Interrupt interrupt) {
-  Request request;
-  request.kind = call.kind;
-  request.op = call.op;
-  request.prescale = call.prescale;
-  request.postscale = call.postscale;
-  request.srcs = call.srcs;
-  request.dsts = call.dsts;
+  Request request = call.request;
   request.is_async = is_async;
   if (!call.name.empty()) request.name = &call.name;
-  if (call.root_rank != -1) {
-    const auto at = std::find(member.ranks.begin(), member.ranks.end(), call.root_rank);
+  if (request.root != -1) {
+    const auto at = std::find(member.ranks.begin(), member.ranks.end(), request.root);
     if (at == member.ranks.end()) {
-      throw InvalidArgumentError(std::string(name(call.kind)) + " received invalid root rank " +
-                                 std::to_string(call.root_rank) + " for provided process set; members: [" +
+      throw InvalidArgumentError(std::string(name(request.kind)) + " received invalid root rank " +
+                                 std::to_string(request.root) + " for provided process set; members: [" +
                                  list_of(member.ranks) + "]");
     }
     request.root = static_cast<int>(at - member.ranks.begin());
-  }
-  if (call.splits.has_value()) {
-    if (call.splits->empty())
-      throw InvalidArgumentError("Number of entries in splits does not equal number of workers.");
-    request.splits = *call.splits;
   }
   return member.group->submit(request, interrupt);
 }
@@ -136,13 +125,13 @@ OperationPtr Calls::submit(const Call& call, const Member& member, bool is_async
 // An operation that failed under its waiter may still be in the hands of another thread, which reads and writes the
 // caller's memory: in those of the engine, that sees the failure a little later.
 void Calls::abandon(const Member& member, const OperationPtr& operation) {
-  const Deadline deadline = Deadline::after_s(kLetGoS);
-  while (operation->state.load(std::memory_order_acquire) == State::kPending) {
+  const auto is_let_go = [&] {
+    if (operation->state.load(std::memory_order_acquire) != State::kPending) return true;
     member.context->try_progress();
     member.group->poll(*operation);
-    if (operation->quick || deadline.passed()) return;  // a quick one is only touched by the poll, under a lock
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
+    return operation->quick;  // it is only touched by the poll, under a lock
+  };
+  poll_until(is_let_go, Deadline::after_s(kLetGoS));
 }
 
 // here: from before the wait. The job may have ended meanwhile, and the operations' memory is to be kept all the same.
@@ -157,7 +146,7 @@ void Calls::interrupted(const Position& here, const std::string& what, const cha
 std::vector<OperationPtr> Calls::run(const std::vector<Call>& calls, Interrupt interrupt) {
   const Inside inside;
   std::vector<Member> members;
-  for (const Call& call : calls) members.push_back(member(call.process_set, rr::name(call.kind)));
+  for (const Call& call : calls) members.push_back(member(call.process_set, rr::name(call.request.kind)));
   const Position here = place();
   const SignalWatch watch;  // after what a forked child fails at: another thread may have had the watch's lock
   std::vector<OperationPtr> operations;

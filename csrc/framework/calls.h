@@ -9,7 +9,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,17 +23,9 @@ namespace rr {
 
 // One collective, in the terms of kernels. The memory of the tensors is the caller's and stays until the call returns.
 struct Call {
-  Kind kind = Kind::kBarrier;
   int process_set = 0;
   std::string name;  // "" = matched by the order of calls
-  ReduceOp op = ReduceOp::kSum;
-  double prescale = 1.0;
-  double postscale = 1.0;
-  int root_rank = -1;                           // a rank of the world
-  std::optional<std::vector<uint64_t>> splits;  // alltoall: rows for each rank; none = equal parts
-  // As in Request: all-reduce takes several of any dtypes, and a broadcast its tensor as source and destination.
-  std::vector<TensorView> srcs;
-  std::vector<TensorView> dsts;
+  Request request;   // without a name; its root is a rank of the world
 };
 
 // Where this process is. Ranks of hosts are not known to the core.

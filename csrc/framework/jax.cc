@@ -119,46 +119,50 @@ std::optional<std::vector<uint64_t>> rows_from(const std::string& text) {
 // The kind and where; tensors are added by prepare().
 Call call_from(Kind kind, const Attributes& attributes) {
   Call call;
-  call.kind = kind;
+  Request& request = call.request;
+  request.kind = kind;
   call.process_set = static_cast<int>(attributes.integer("process_set"));
   call.name = attributes.text("name");
   const bool reduces = kind == Kind::kAllreduce || kind == Kind::kReduceScatter || kind == Kind::kReduce;
   if (reduces) {
-    call.op = op_from_code(static_cast<int>(attributes.integer("op")));
-    call.prescale = attributes.real("prescale");
-    call.postscale = attributes.real("postscale");
+    request.op = op_from_code(static_cast<int>(attributes.integer("op")));
+    request.prescale = attributes.real("prescale");
+    request.postscale = attributes.real("postscale");
   }
-  if (kind == Kind::kBroadcast || kind == Kind::kReduce) call.root_rank = static_cast<int>(attributes.integer("root"));
-  if (kind == Kind::kAlltoall) call.splits = rows_from(attributes.text("splits"));
+  if (kind == Kind::kBroadcast || kind == Kind::kReduce) request.root = static_cast<int>(attributes.integer("root"));
+  if (kind == Kind::kAlltoall) {
+    if (const auto rows = rows_from(attributes.text("splits")); rows.has_value()) request.splits = *rows;
+  }
   return call;
 }
 
 // An all-reduce and a barrier are one call whatever they are given; of the others, one each tensor.
 std::vector<Call> prepare(const Call& call, std::vector<TensorView> srcs, std::vector<TensorView> dsts) {
+  const Kind kind = call.request.kind;
   std::vector<Call> calls;
-  if (call.kind == Kind::kBarrier) {
+  if (kind == Kind::kBarrier) {
     for (const TensorView& dst : dsts) std::memset(dst.data, 0, dst.nbytes());
     return {call};
   }
-  if (srcs.size() != dsts.size()) throw InternalError(std::string(name(call.kind)) + ": one output for each input");
-  if (call.kind == Kind::kAllreduce) {
+  if (srcs.size() != dsts.size()) throw InternalError(std::string(name(kind)) + ": one output for each input");
+  if (kind == Kind::kAllreduce) {
     calls.push_back(call);
-    calls[0].srcs = std::move(srcs);
-    calls[0].dsts = std::move(dsts);
+    calls[0].request.srcs = std::move(srcs);
+    calls[0].request.dsts = std::move(dsts);
     return calls;
   }
-  const bool rooted = call.kind == Kind::kBroadcast || call.kind == Kind::kReduce;
-  const bool is_root = rooted && Calls::of_process().place().rank == call.root_rank;
+  const bool rooted = kind == Kind::kBroadcast || kind == Kind::kReduce;
+  const bool is_root = rooted && Calls::of_process().place().rank == call.request.root;
   for (size_t i = 0; i < srcs.size(); ++i) {
     TensorView src = srcs[i];
     const TensorView& dst = dsts[i];
-    if (call.kind == Kind::kBroadcast) {
+    if (kind == Kind::kBroadcast) {
       if (is_root && src.data != dst.data && src.nbytes() != 0) std::memcpy(dst.data, src.data, src.nbytes());
       src = dst;
     }
     calls.push_back(call);
-    calls.back().srcs = {src};
-    calls.back().dsts = {dst};
+    calls.back().request.srcs = {src};
+    calls.back().request.dsts = {dst};
     if (srcs.size() > 1 && !call.name.empty()) calls.back().name += "." + std::to_string(i);
   }
   return calls;
@@ -180,13 +184,13 @@ void finish(const std::vector<Call>& calls, const std::vector<OperationPtr>& ope
       throw InvalidArgumentError(
           std::string(name(operation.kind)) + ": the ranks sent " + in_words(operation.counts) +
           " rows, and the program was compiled for " +
-          (received.has_value() ? in_words(*received) : std::to_string(calls[i].dsts[0].rows()) + " in all") +
+          (received.has_value() ? in_words(*received) : std::to_string(calls[i].request.dsts[0].rows()) + " in all") +
           "; shapes are fixed inside jit and grad: give all ranks the same number of rows there, and to alltoall the "
           "received_splits that belong to all ranks' splits");
     }
     // The transpose of a broadcast leaves zeros on the other ranks, whose input may have been in the same place.
-    if (operation.kind == Kind::kReduce && Calls::of_process().place().rank != calls[i].root_rank) {
-      std::memset(calls[i].dsts[0].data, 0, calls[i].dsts[0].nbytes());
+    if (operation.kind == Kind::kReduce && Calls::of_process().place().rank != calls[i].request.root) {
+      std::memset(calls[i].request.dsts[0].data, 0, calls[i].request.dsts[0].nbytes());
     }
   }
 }

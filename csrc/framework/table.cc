@@ -34,25 +34,24 @@ Kind kind_from_code(int code) {
 
 Call call_of(const RrCall& plain) {
   Call call;
-  call.kind = kind_from_code(plain.kind);
   call.process_set = plain.process_set;
   call.name = plain.name;
-  call.op = op_from_code(plain.op);
-  call.prescale = plain.prescale;
-  call.postscale = plain.postscale;
-  call.root_rank = plain.root_rank;
-  if (plain.splits_count >= 0) {
-    std::vector<uint64_t>& splits = call.splits.emplace();
-    for (int64_t i = 0; i < plain.splits_count; ++i) {
-      if (plain.splits[i] < 0) {
-        throw InvalidArgumentError("alltoall expects splits of at least 0 rows, got " +
-                                   std::to_string(plain.splits[i]));
-      }
-      splits.push_back(static_cast<uint64_t>(plain.splits[i]));
+  Request& request = call.request;
+  request.kind = kind_from_code(plain.kind);
+  request.op = op_from_code(plain.op);
+  request.prescale = plain.prescale;
+  request.postscale = plain.postscale;
+  request.root = plain.root_rank;
+  if (plain.splits_count == 0)
+    throw InvalidArgumentError("Number of entries in splits does not equal number of workers.");
+  for (int64_t i = 0; i < plain.splits_count; ++i) {
+    if (plain.splits[i] < 0) {
+      throw InvalidArgumentError("alltoall expects splits of at least 0 rows, got " + std::to_string(plain.splits[i]));
     }
+    request.splits.push_back(static_cast<uint64_t>(plain.splits[i]));
   }
-  for (size_t i = 0; i < plain.srcs_count; ++i) call.srcs.push_back(view_of(plain.srcs[i]));
-  for (size_t i = 0; i < plain.dsts_count; ++i) call.dsts.push_back(view_of(plain.dsts[i]));
+  for (size_t i = 0; i < plain.srcs_count; ++i) request.srcs.push_back(view_of(plain.srcs[i]));
+  for (size_t i = 0; i < plain.dsts_count; ++i) request.dsts.push_back(view_of(plain.dsts[i]));
   return call;
 }
 

@@ -1,10 +1,9 @@
 #include "engine/gpu/device_queue.h"
 
 #include <algorithm>
-#include <chrono>
-#include <thread>
 
 #include "base/errors.h"
+#include "base/poll.h"
 #include "engine/context.h"
 
 namespace rr {
@@ -149,10 +148,7 @@ void DeviceQueue::withdraw(DeviceOperation& operation, Interrupt interrupt) {
 }
 
 void DeviceQueue::drain(double timeout_s, const Group* group) {
-  const Deadline deadline = Deadline::after_s(timeout_s);
-  while (!thread_.is_stopping() && pending_.has_waiting(group) && !deadline.passed()) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
+  poll_until([&] { return thread_.is_stopping() || !pending_.has_waiting(group); }, Deadline::after_s(timeout_s));
 }
 
 void DeviceQueue::forget(const Group& group) {

@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <chrono>
 #include <system_error>
-#include <thread>
 
-#include "base/clock.h"
 #include "base/errors.h"
 #include "base/guarded.h"
 #include "base/never_destroyed.h"
+#include "base/poll.h"
 #include "engine/context.h"
 #include "engine/gpu/device_queue.h"
 #include "os/thread.h"
@@ -129,11 +128,11 @@ void RankDevice::abandon(std::unique_ptr<Algorithm> algorithm, const std::vector
 
 void RankDevice::drain() {
   for (Abandoned& item : abandoned_) item.to_the_end = false;
-  const Deadline deadline = Deadline::after_s(kDrainS);
-  while (device() != nullptr && !abandoned_.empty() && !deadline.passed()) {
-    forget_passed();
-    if (!abandoned_.empty()) std::this_thread::sleep_for(kDrainNap);
-  }
+  const auto have_passed = [&] {
+    if (device() != nullptr && !abandoned_.empty()) forget_passed();
+    return device() == nullptr || abandoned_.empty();
+  };
+  poll_until(have_passed, Deadline::after_s(kDrainS), kDrainNap);
   if (abandoned_.empty()) return;
   context_.log().warning("the GPU has not come to an end within " + std::to_string(kDrainS) + " s");
   device()->leave();  // whatever is given back from now on would wait for it

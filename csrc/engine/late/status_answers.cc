@@ -5,7 +5,7 @@
 #include <chrono>
 #include <thread>
 
-#include "base/clock.h"
+#include "base/poll.h"
 #include "os/process_state.h"
 #include "os/thread.h"
 
@@ -45,9 +45,7 @@ void StatusAnswers::stop() {
     is_stopped_ = true;
     finding = finding_;
   }
-  const Deadline deadline = Deadline::after_s(kStopS);
-  while (finding != nullptr && !finding->lock()->is_done && !deadline.passed())
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  poll_until([&] { return finding == nullptr || finding->lock()->is_done; }, Deadline::after_s(kStopS));
 }
 
 // The thread is detached because nobody can end one that hangs. It touches nothing of the context.

@@ -1,11 +1,10 @@
 #include "gpu/cuda/cuda_device.h"
 
 #include <chrono>
-#include <thread>
 
-#include "base/clock.h"
 #include "base/config.h"
 #include "base/log.h"
+#include "base/poll.h"
 #include "gpu/cuda/launch/image.h"
 
 namespace rr {
@@ -41,16 +40,11 @@ void CudaDevice::leave() {
 }
 
 bool CudaDevice::becomes_idle() {
-  const Deadline deadline = Deadline::after_s(1);
   try {
-    while (!work_streams_.passes_all()) {
-      if (deadline.passed()) return false;
-      std::this_thread::sleep_for(std::chrono::microseconds(100));
-    }
+    return poll_until([&] { return work_streams_.passes_all(); }, Deadline::after_s(1), std::chrono::microseconds(100));
   } catch (const Error&) {
-    // Nothing runs in a context that is lost, and what has to be said has been said.
+    return true;  // nothing runs in a context that is lost, and what has to be said has been said
   }
-  return true;
 }
 
 std::unique_ptr<StreamPoint> CudaDevice::record(Stream stream) {

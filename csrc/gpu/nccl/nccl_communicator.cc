@@ -6,10 +6,9 @@
 #include <exception>
 #include <functional>
 #include <future>
-#include <thread>
 
-#include "base/clock.h"
 #include "base/errors.h"
+#include "base/poll.h"
 #include "os/thread.h"
 
 namespace rr {
@@ -19,7 +18,6 @@ constexpr int kShrinkDefault = 0;  // NCCL_SHRINK_DEFAULT: nothing is under way
 // NCCL notices a broken connection at once, but not whose. The watch over the processes, which can say, needs up to
 // 0.25 s; this long it has the word.
 constexpr int64_t kRemoteGraceNs = 1'000'000'000;
-constexpr auto kNap = std::chrono::milliseconds(1);
 
 // Runs work on a thread of its own. False when it takes longer; then the thread is left to it.
 bool within(double seconds, const std::function<void()>& work) {
@@ -81,11 +79,11 @@ std::string NcclCommunicator::end(double drain_s, double abort_s) noexcept {
   const auto work = [library = library_, state_of = state_, comm = handle(), drain_s, said] {
     if (drain_s > 0) {
       NcclResult state = library->CommFinalize(comm);
-      const Deadline deadline = Deadline::after_s(drain_s);
-      while (state == NcclResult::kInProgress && !deadline.passed()) {
-        std::this_thread::sleep_for(kNap);
-        if (library->CommGetAsyncError(comm, &state) != NcclResult::kSuccess) break;
-      }
+      const auto is_finalized = [&] {
+        if (state != NcclResult::kInProgress) return true;
+        return library->CommGetAsyncError(comm, &state) != NcclResult::kSuccess || state != NcclResult::kInProgress;
+      };
+      poll_until(is_finalized, Deadline::after_s(drain_s));
       if (state == NcclResult::kSuccess) {
         library->CommDestroy(comm);
         return;

@@ -106,6 +106,8 @@ TEST_CASE("GPUs on two hosts: a long tensor takes its way whatever memory its ne
     const size_t count = 300001;
     for (uint64_t tries = 1; tries <= 200 && stats.fused_operations == 0; ++tries) {
       std::vector<GpuTensor> tensors;
+      // While this one goes between the hosts, the others meet in a bucket.
+      const Sum before = start_sum(rank.rank, rank.world, 500000, 1, "before");
       std::vector<OperationPtr> operations;
       for (const bool can_be_mapped : {true, false}) {
         tensors.emplace_back(rank.gpu, DType::kInt32, std::vector<uint64_t>{count}, given(rank.rank.rank, count));
@@ -117,6 +119,7 @@ TEST_CASE("GPUs on two hosts: a long tensor takes its way whatever memory its ne
         rank.gpu.set_exports(can_be_mapped);
         operations.push_back(rank.world.submit(request, nullptr));
       }
+      finish_sum(rank.world, before);
       for (const OperationPtr& operation : operations) rank.world.wait(*operation, -1, nullptr);
       for (const GpuTensor& tensor : tensors) expect(tensor.get() == sums(rank.rank.size, count), "the sum");
       expect(stats.cuda_ipc == tries, "that whose memory can be mapped, in two levels");

@@ -1,11 +1,9 @@
 #include "engine/group/wait/withdrawal.h"
 
-#include <chrono>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "base/clock.h"
+#include "base/poll.h"
 #include "base/text.h"
 #include "engine/context.h"
 
@@ -71,11 +69,11 @@ void Withdrawal::withdraw(Operation& operation, Interrupt interrupt) {
     fail("another one ended the wait for its end");
   }
   // Whoever executes the log sees the failure between two steps, and lets go.
-  const Deadline deadline = Deadline::after_s(kFinishS);
-  while (is_pending() && !deadline.passed()) {
-    if (!parts_.context.is_shut_down()) parts_.context.try_progress();
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
+  const auto is_let_go = [&] {
+    if (is_pending() && !parts_.context.is_shut_down()) parts_.context.try_progress();
+    return !is_pending();
+  };
+  poll_until(is_let_go, Deadline::after_s(kFinishS));
 }
 
 }  // namespace rr
