@@ -9,6 +9,7 @@ from ringreduce.collectives.ops import Average, Sum
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.job.process_sets import ProcessSet, global_process_set, group_of
 from ringreduce.torch.submission import gathers, received
+from ringreduce.torch.tensors import widened
 from ringreduce.torch.tracing import ASYNC, untraced
 
 
@@ -37,13 +38,15 @@ def sparse_allreduce_async(
         A handle: handle(), handle.wait() and synchronize(handle) give a coalesced sparse tensor, the same on all ranks.
 
     Raises:
-        InvalidArgumentError: the tensor is not sparse COO, or op is another operation.
+        InvalidArgumentError: the tensor is not sparse COO, or op is another operation, or Average for bool.
         MismatchError: on waiting, when the sizes differ.
     """
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.sparse_coo:
         raise InvalidArgumentError("sparse_allreduce_async takes a tensor of layout torch.sparse_coo")
     if op not in (Average, Sum):
         raise InvalidArgumentError(f"sparse tensors are reduced with op Average or Sum, not {op!r}")
+    if op == Average and tensor.dtype is torch.bool:  # the core, which refuses it of dense tensors, only gathers here
+        raise InvalidArgumentError("average has no meaning for bool; use op=Sum, which is logical or")
     local = tensor.detach().coalesce()
     size, dims = local.size(), local.sparse_dim()
     # The first row says how large the tensor is: all-gather compares the dense dimensions, and none of the sparse ones.
@@ -64,9 +67,10 @@ def sparse_allreduce_async(
                     f"but rank {rank} sent {part[0].tolist()}."
                 )
         found = torch.cat([part[1:] for part in parts]).t()
-        summed = torch.sparse_coo_tensor(found, received(done.each[1], values), size, device=values.device).coalesce()
+        each = widened(received(done.each[1], values))
+        summed = torch.sparse_coo_tensor(found, each, size, device=values.device).coalesce()
         if op == Average:  # integers truncate toward zero, as in every other average
             summed.values().div_(len(counts), rounding_mode=None if values.is_floating_point() else "trunc")
-        return summed
+        return summed.to(values.dtype)
 
     return SparseHandle(works, finish)

@@ -11,6 +11,7 @@ import torch
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.torch import cuda
 from ringreduce.torch.distributed.layout import LINEAR, Reduction, gathered
+from ringreduce.torch.tensors import widened
 
 if TYPE_CHECKING:
     from ringreduce._core import Work
@@ -57,21 +58,12 @@ class Coordinates:
                     f"all_reduce of sparse tensors: this rank called {_call(self._same)}, and rank {rank} of the group "
                     f"{_call(theirs)}"
                 )
-        values = self._widened(values.view(-1, *self._like.shape[1:]))
+        values = widened(values.view(-1, *self._like.shape[1:]), self._reduction.factor)
         indices = torch.cat([part[len(self._same) :] for part in parts]).view(-1, self._dims).t()
         total = torch.sparse_coo_tensor(indices, values, self._tensor.shape, check_invariants=True).coalesce()
         if self._reduction.name == "AVG":  # integers truncate toward zero, as in the average of dense tensors
             total.values().div_(size, rounding_mode="trunc" if values.dtype is torch.int64 else None)
         self._tensor.copy_(total.to(self._like.dtype))
-
-    def _widened(self, values: torch.Tensor) -> torch.Tensor:
-        """The values, with the factor, in a type that their sum fits in."""
-        if values.is_floating_point() or values.is_complex():
-            wide = torch.promote_types(values.dtype, torch.float32)
-        else:
-            wide = torch.int64 if self._reduction.factor == 1.0 else torch.float64
-        values = values.to(wide)
-        return values if self._reduction.factor == 1.0 else values * self._reduction.factor
 
 
 def _call(told: Sequence[int]) -> str:

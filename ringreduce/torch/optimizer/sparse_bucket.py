@@ -12,6 +12,7 @@ from ringreduce.errors import InvalidArgumentError
 from ringreduce.torch.gradient_reduction import Channel
 from ringreduce.torch.optimizer.buckets import Bucket, Slot, changed
 from ringreduce.torch.submission import received
+from ringreduce.torch.tensors import widened
 
 
 class SparseBucket(Bucket):
@@ -65,11 +66,11 @@ class SparseBucket(Bucket):
         for work in self.work:
             work.wait()
         indices, values = (received(work, like) for work, like in zip(self.work, self.gathered, strict=True))
-        values = values * self.channel.factor
+        wide = widened(values, self.channel.factor)
         total = torch.sparse_coo_tensor(
-            indices.t(), values, slot.parameter.shape, device=values.device, check_invariants=False
-        )
+            indices.t(), wide, slot.parameter.shape, device=values.device, check_invariants=False
+        ).coalesce()
         self.gathered, self.work, self.given = (), (), None
         if is_changed:
             raise changed()
-        slot.parameter.grad = total.coalesce()
+        slot.parameter.grad = total.to(values.dtype)

@@ -128,6 +128,26 @@ def test_sparse_gradients(run_ranks: Callable[..., Any]) -> None:
     run_ranks(reduce_sparse, 2)
 
 
+def average_sparse_of_half_precision() -> None:
+    """Half of the smallest fp16 is 0 in fp16, and the sum of the largest is infinite: the average is neither."""
+    with hvd.init():
+        for scale in (2**-24, 60000.0):
+            for is_sparse in (True, False):
+                torch.manual_seed(1)
+                table = torch.nn.Embedding(4, 2, sparse=is_sparse, dtype=torch.float16)
+                optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.0))
+                (table(torch.tensor([1])) * torch.tensor(scale, dtype=torch.float16)).sum().backward()
+                optimizer.step()
+                grad = table.weight.grad
+                assert grad.is_sparse == is_sparse
+                assert grad.dtype is torch.float16
+                assert grad.to_dense().tolist() == [[scale if row == 1 else 0.0] * 2 for row in range(4)], is_sparse
+
+
+def test_sparse_gradients_of_half_precision(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(average_sparse_of_half_precision, 2)
+
+
 # --- training ---------------------------------------------------------------------------------------------------------
 
 

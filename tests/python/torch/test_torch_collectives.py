@@ -241,7 +241,11 @@ def sum_sparse() -> None:
         wider = torch.sparse_coo_tensor(torch.tensor([[r]]), torch.ones(1), (5 + r,))
         with pytest.raises(hvd.MismatchError, match="Mismatched sparse ALLREDUCE tensor shapes"):
             hvd.sparse_allreduce_async(wider, "wider", hvd.Sum)()
-        for bad, op, text in ((torch.ones(2), hvd.Sum, "sparse_coo"), (empty, hvd.Max, "Average or Sum")):
+        for bad, op, text in (
+            (torch.ones(2), hvd.Sum, "sparse_coo"),
+            (empty, hvd.Max, "Average or Sum"),
+            (empty.bool(), hvd.Average, "average has no meaning for bool"),
+        ):
             with pytest.raises(ValueError, match=text):
                 hvd.sparse_allreduce_async(bad, "bad", op)
         last = hvd.sparse_allreduce_async(of(r, torch.float64), "last", hvd.Sum)
@@ -254,6 +258,25 @@ def sum_sparse() -> None:
 
 def test_sparse_tensors(run_ranks: Callable[..., Any]) -> None:
     run_ranks(sum_sparse, 3)
+
+
+def sum_sparse_beyond_the_type() -> None:
+    """The sum of the ranks' values does not fit in their type, their average does: sparse is as dense."""
+    with hvd.init():
+        for dtype, value in ((torch.int8, 100), (torch.int8, -101), (torch.float16, 60000.0), (torch.float16, 2**-24)):
+            sparse = torch.sparse_coo_tensor([[0]], torch.tensor([value], dtype=dtype), (4,))
+            average = hvd.sparse_allreduce_async(sparse, name=None, op=hvd.Average)()
+            assert average.dtype is dtype
+            assert average.is_coalesced()
+            assert average.to_dense().tolist() == [value, 0, 0, 0]
+            assert torch.equal(average.to_dense(), hvd.allreduce(sparse.to_dense(), op=hvd.Average))
+        fine = torch.sparse_coo_tensor([[0]], torch.tensor([2**-9 + hvd.rank()], dtype=torch.bfloat16), (1,))
+        total = hvd.sparse_allreduce_async(fine, name=None, op=hvd.Sum)().to_dense()
+        assert torch.equal(total, hvd.allreduce(fine.to_dense(), op=hvd.Sum))
+
+
+def test_sparse_tensors_whose_sum_does_not_fit_in_their_type(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(sum_sparse_beyond_the_type, 2)
 
 
 def replace_the_data() -> None:
