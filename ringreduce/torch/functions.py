@@ -16,7 +16,7 @@ from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.collective_json import allgather_json
 from ringreduce.job.process_sets import ProcessSet, global_process_set, group_of
 from ringreduce.torch.profiling import profiled, ranged
-from ringreduce.torch.tensors import in_place, lacks_memory, no_memory, on_stream
+from ringreduce.torch.tensors import in_place, lacks_memory, no_memory, on_stream, refusal
 from ringreduce.torch.tracing import BLOCKS, untraced
 
 Named: TypeAlias = tuple[str | None, torch.Tensor]
@@ -41,7 +41,7 @@ def broadcast_parameters(
 
     Raises:
         InvalidArgumentError: params is something else, or has an entry that is no tensor, such as what a module's
-            get_extra_state() returns, or a tensor without memory of its own, such as a DTensor.
+            get_extra_state() returns, or a sparse tensor, or one without memory of its own, such as a DTensor.
         MismatchError: the ranks give other numbers of tensors: none is overwritten.
     """
     named: list[Named]
@@ -54,12 +54,14 @@ def broadcast_parameters(
             f"invalid params of type: {type(params)}; pass model.state_dict() or list(model.parameters())"
         )
     for index, (name, tensor) in enumerate(named):  # all before the first goes: ranks with like models refuse alike
+        what = f"entry {index}" if name is None else repr(name)
         if not isinstance(tensor, torch.Tensor):
-            what = f"entry {index}" if name is None else repr(name)
             raise InvalidArgumentError(
                 f"broadcast_parameters: {what} is no tensor, but a value of type {type(tensor).__name__}; leave it "
                 "out, send it by broadcast_object(), and give the result to model.load_state_dict()"
             )
+        if tensor.layout is not torch.strided:
+            raise InvalidArgumentError(f"broadcast_parameters: {what}: {refusal(tensor)}")
         if lacks_memory(tensor):
             raise no_memory(tensor)
     check_number("broadcast_parameters", len(named), root_rank, process_set)
@@ -99,7 +101,7 @@ def broadcast_optimizer_state(
     Raises:
         InvalidArgumentError: an LBFGS optimizer, or the number of parameters differs from the root's; or the root's
             state is in shards, and another rank has loaded one, or it has a tensor without memory of its own, such as
-            a DTensor (on all ranks).
+            a DTensor, or in another layout than strided and sparse COO (on all ranks).
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidArgumentError("cannot broadcast torch.optim.LBFGS state")
@@ -114,7 +116,7 @@ def broadcast_optimizer_state(
         state = torch.optim.Optimizer.state_dict(optimizer) if is_in_shards else optimizer.state_dict()
         skeleton = _without_tensors(state, tensors)
     # With strides: a fused optimizer goes through a parameter, its gradient and its state as they lie in memory.
-    refused = next((str(no_memory(tensor)) for tensor in tensors if lacks_memory(tensor)), None)
+    refused = next((str(refusal(tensor)) for tensor in tensors if _has_no_way(tensor)), None)
     layout = [
         (tuple(tensor.shape), torch.empty_like(tensor, device="meta").stride(), tensor.dtype, tensor.is_cuda)
         for tensor in (() if refused else tensors)
@@ -133,6 +135,11 @@ def broadcast_optimizer_state(
         if not is_in_shards:
             getattr(optimizer, "state_of_shards", {}).clear()
         _adopt(optimizer, _with_tensors(skeleton, tensors))
+
+
+def _has_no_way(tensor: torch.Tensor) -> bool:
+    """Whether only the root can see that a tensor of its state cannot be sent."""
+    return tensor.layout is not torch.strided or not (tensor.is_cpu or tensor.is_cuda) or lacks_memory(tensor)
 
 
 def _is_in_shards(optimizer: torch.optim.Optimizer, root_rank: int, process_set: ProcessSet) -> bool:
@@ -197,14 +204,21 @@ def _adopt(optimizer: torch.optim.Optimizer, received: dict[str, Any]) -> None:
 
 
 def _without_tensors(obj: Any, tensors: list[torch.Tensor]) -> bytes:
-    """Pickles obj with its tensors left out; these are appended to `tensors` in the order of their absence."""
+    """Pickles obj with its tensors left out; these are appended to `tensors` in the order of their absence.
+
+    A sparse COO tensor is two of them, indices and values.
+    """
 
     class Pickler(pickle.Pickler):
-        def persistent_id(self, item: Any) -> int | None:
+        def persistent_id(self, item: Any) -> tuple[Any, ...] | None:
             if not isinstance(item, torch.Tensor):
                 return None
+            at = len(tensors)
+            if item.layout is torch.sparse_coo:
+                tensors.extend((item._indices(), item._values()))
+                return at, tuple(item.shape), item.is_coalesced()
             tensors.append(item)
-            return len(tensors) - 1
+            return (at,)
 
     stream = io.BytesIO()
     Pickler(stream, pickle.HIGHEST_PROTOCOL).dump(obj)
@@ -213,7 +227,15 @@ def _without_tensors(obj: Any, tensors: list[torch.Tensor]) -> bytes:
 
 def _with_tensors(content: bytes, tensors: list[torch.Tensor]) -> Any:
     class Unpickler(pickle.Unpickler):
-        def persistent_load(self, index: int) -> torch.Tensor:
-            return tensors[index]
+        def persistent_load(self, told: tuple[Any, ...]) -> torch.Tensor:
+            at: int = told[0]
+            if len(told) == 1:
+                return tensors[at]
+            shape, is_coalesced = told[1:]
+            values = tensors[at + 1]
+            made: torch.Tensor = torch.sparse_coo_tensor(
+                tensors[at], values, shape, device=values.device, check_invariants=False
+            )
+            return made._coalesced_(is_coalesced)
 
     return Unpickler(io.BytesIO(content)).load()

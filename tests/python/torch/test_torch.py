@@ -312,6 +312,51 @@ def test_optimizer_state_of_the_root(kind: str, options: dict[str, Any], run_ran
     run_ranks(share_state, 2, args=(kind, options))
 
 
+def share_sparse_state() -> None:
+    """The momentum of sparse gradients is sparse; only the root has stepped."""
+    with hvd.init() as world:
+        torch.manual_seed(0)
+        table = torch.nn.Embedding(6, 2, sparse=True)
+        optimizer = torch.optim.SGD(table.parameters(), lr=0.5, momentum=0.5)
+
+        def step(rows: list[int]) -> None:
+            optimizer.zero_grad()
+            (table(torch.tensor(rows)) * torch.arange(1.0, 1 + len(rows))[:, None]).sum().backward()
+            optimizer.step()
+
+        if world.rank == 1:
+            step([1, 1, 4])
+            step([2, 4])
+            optimizer.state[table.weight]["none yet"] = torch.sparse_coo_tensor(torch.empty(1, 0), [], (7,))
+            optimizer.state[table.weight]["twice"] = torch.sparse_coo_tensor([[3, 3]], [1.0, 2.0], (7,))
+        roots = hvd.broadcast_object(dict(optimizer.state[table.weight]), root_rank=1)
+        assert roots["momentum_buffer"].is_sparse
+        hvd.broadcast_parameters(table.state_dict(), root_rank=1)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=1)
+        for name, theirs in roots.items():
+            mine = optimizer.state[table.weight][name]
+            assert mine.layout is torch.sparse_coo
+            assert mine.is_coalesced() == theirs.is_coalesced()
+            assert mine.size() == theirs.size()
+            assert torch.equal(mine._indices(), theirs._indices())
+            assert torch.equal(mine._values(), theirs._values())
+        step([1, 5])
+        weights = hvd.allgather_object(table.weight.tolist())
+        assert weights[0] == weights[1]
+        sparse = torch.eye(2).to_sparse()
+        for params, what in (({"w": torch.ones(2), "x": sparse}, "'x'"), ([sparse], "entry 0")):
+            with pytest.raises(hvd.InvalidArgumentError, match=rf"{what}: Tensor layout .*sparse_coo is not supported"):
+                hvd.broadcast_parameters(params, 0)
+        if world.rank == 1:
+            optimizer.state[table.weight]["rows"] = torch.eye(2).to_sparse_csr()
+        with pytest.raises(hvd.InvalidArgumentError, match=r"of the root's state, Tensor layout .*sparse_csr"):
+            hvd.broadcast_optimizer_state(optimizer, root_rank=1)
+
+
+def test_sparse_state_of_the_root(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(share_sparse_state, 2, env={"RINGREDUCE_TIMEOUT": "60"})
+
+
 def stay_registered() -> dict[str, int]:
     with hvd.init():
         x = hvd.symmetric_empty(3, 1 << 16)
