@@ -101,7 +101,8 @@ def broadcast_optimizer_state(
     Raises:
         InvalidArgumentError: an LBFGS optimizer, or the number of parameters differs from the root's; or the root's
             state is in shards, and another rank has loaded one, or it has a tensor without memory of its own, such as
-            a DTensor, or in another layout than strided and sparse COO (on all ranks).
+            a DTensor, or in another layout than strided and sparse COO, or something that cannot be pickled (on all
+            ranks). Lambdas and local classes need cloudpickle.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidArgumentError("cannot broadcast torch.optim.LBFGS state")
@@ -111,19 +112,27 @@ def broadcast_optimizer_state(
     is_root = group_of(process_set).rank == process_set.position(root_rank, "broadcast")
     tensors: list[torch.Tensor] = []
     # The plain class's gathers nothing, and has the options alone where the state is in shards.
-    skeleton = b""
+    skeleton, refused = b"", None
     if is_root:
         state = torch.optim.Optimizer.state_dict(optimizer) if is_in_shards else optimizer.state_dict()
-        skeleton = _without_tensors(state, tensors)
+        try:
+            skeleton = _without_tensors(state, tensors)
+        except Exception as error:  # of any kind, as objects pickle themselves: the other ranks wait for what is said
+            refused = (
+                f"the state or the options of the root, rank {root_rank}, cannot be pickled "
+                f"({type(error).__name__}: {error}); {_cure()}"
+            )
+        else:
+            refusals = (str(refusal(tensor)) for tensor in tensors if _has_no_way(tensor))
+            refused = next((f"of the root's state, {text}" for text in refusals), None)
     # With strides: a fused optimizer goes through a parameter, its gradient and its state as they lie in memory.
-    refused = next((str(refusal(tensor)) for tensor in tensors if _has_no_way(tensor)), None)
     layout = [
         (tuple(tensor.shape), torch.empty_like(tensor, device="meta").stride(), tensor.dtype, tensor.is_cuda)
         for tensor in (() if refused else tensors)
     ]
     skeleton, layout, refused = broadcast_object((skeleton, layout, refused), root_rank, process_set=process_set)
     if refused:
-        raise InvalidArgumentError(f"broadcast_optimizer_state: of the root's state, {refused}")
+        raise InvalidArgumentError(f"broadcast_optimizer_state: {refused}")
     if layout and not tensors:
         gpu = _gpu_of(optimizer) if any(is_cuda for *_, is_cuda in layout) else None
         tensors = [
@@ -135,6 +144,12 @@ def broadcast_optimizer_state(
         if not is_in_shards:
             getattr(optimizer, "state_of_shards", {}).clear()
         _adopt(optimizer, _with_tensors(skeleton, tensors))
+
+
+def _cure() -> str:
+    """What to do about options that cannot be pickled."""
+    out = "take it out of them before the call, and put it back on every rank"
+    return out if _cloudpickle() else f"install cloudpickle on all hosts, which takes lambdas too, or {out}"
 
 
 def _has_no_way(tensor: torch.Tensor) -> bool:
@@ -206,10 +221,30 @@ def _adopt(optimizer: torch.optim.Optimizer, received: dict[str, Any]) -> None:
 def _without_tensors(obj: Any, tensors: list[torch.Tensor]) -> bytes:
     """Pickles obj with its tensors left out; these are appended to `tensors` in the order of their absence.
 
-    A sparse COO tensor is two of them, indices and values.
+    A sparse COO tensor is two of them, indices and values. As in objects.dumps(), cloudpickle helps where it is
+    installed.
     """
+    try:
+        return _pickled(obj, tensors, pickle.Pickler)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        cloudpickle = _cloudpickle()
+        if cloudpickle is None:
+            raise
+    tensors.clear()
+    return _pickled(obj, tensors, cloudpickle.Pickler)
 
-    class Pickler(pickle.Pickler):
+
+def _cloudpickle() -> Any:
+    """The module; None where it is not installed."""
+    try:
+        import cloudpickle  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    except ImportError:
+        return None
+    return cloudpickle
+
+
+def _pickled(obj: Any, tensors: list[torch.Tensor], base: Any) -> bytes:
+    class Pickler(base):  # type: ignore[misc]
         def persistent_id(self, item: Any) -> tuple[Any, ...] | None:
             if not isinstance(item, torch.Tensor):
                 return None

@@ -1,6 +1,8 @@
 """ringreduce.torch: collectives against the oracle, their gradients, objects, parameters, optimizer state."""
 
 import re
+import sys
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -355,6 +357,52 @@ def share_sparse_state() -> None:
 
 def test_sparse_state_of_the_root(run_ranks: Callable[..., Any]) -> None:
     run_ranks(share_sparse_state, 2, env={"RINGREDUCE_TIMEOUT": "60"})
+
+
+def share_a_lambda() -> None:
+    with hvd.init() as world:
+        weight = torch.nn.Parameter(torch.ones(2))
+        optimizer = torch.optim.SGD([weight], lr=0.5, momentum=0.5)
+        if world.rank == 1:
+            weight.grad = torch.tensor([3.0, 5.0])
+            optimizer.step()
+            table = torch.arange(3.0)
+            optimizer.param_groups[0]["warmup"] = lambda step: table[step] + 7
+        hvd.broadcast_optimizer_state(optimizer, root_rank=1)
+        assert optimizer.param_groups[0]["warmup"](2).item() == 9
+        assert optimizer.state[weight]["momentum_buffer"].tolist() == [3, 5]
+
+
+def test_options_of_the_root_that_pickle_does_not_take(run_ranks: Callable[..., Any]) -> None:
+    pytest.importorskip("cloudpickle")
+    run_ranks(share_a_lambda, 2, env={"RINGREDUCE_TIMEOUT": "60"})
+
+
+def share_a_lock(has_cloudpickle: bool) -> None:
+    """All ranks say so where the root's state cannot be pickled, and the job goes on."""
+    if not has_cloudpickle:
+        sys.modules["cloudpickle"] = None  # type: ignore[assignment]  # an import of it is an ImportError
+    cure = "take it out" if has_cloudpickle else "install cloudpickle"
+    with hvd.init() as world:
+        weight = torch.nn.Parameter(torch.ones(2))
+        optimizer = torch.optim.SGD([weight], lr=0.5 + world.rank, momentum=0.5)
+        weight.grad = torch.ones(2)
+        optimizer.step()
+        if world.rank == 1:
+            optimizer.param_groups[0]["lock"] = threading.Lock()
+        with pytest.raises(hvd.InvalidArgumentError, match=rf"root, rank 1, cannot be pickled.*TypeError.*{cure}"):
+            hvd.broadcast_optimizer_state(optimizer, root_rank=1)
+        assert optimizer.param_groups[0]["lr"] == 0.5 + world.rank
+        optimizer.param_groups[0].pop("lock", None)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=1)
+        assert optimizer.param_groups[0]["lr"] == 1.5
+
+
+@pytest.mark.parametrize("has_cloudpickle", [True, False])
+def test_options_of_the_root_that_nothing_pickles(has_cloudpickle: bool, run_ranks: Callable[..., Any]) -> None:
+    if has_cloudpickle:
+        pytest.importorskip("cloudpickle")
+    run_ranks(share_a_lock, 2, args=(has_cloudpickle,), env={"RINGREDUCE_TIMEOUT": "60"})
 
 
 def stay_registered() -> dict[str, int]:
