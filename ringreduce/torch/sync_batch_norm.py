@@ -65,10 +65,22 @@ class SyncBatchNorm(_BatchNorm):
 
         >>> model = hvd.SyncBatchNorm.convert_sync_batchnorm(model)
         """
+        return cls._converted(module, process_set, {})
+
+    @classmethod
+    def _converted(
+        cls, module: torch.nn.Module, process_set: ProcessSet, made: dict[torch.nn.Module, torch.nn.Module]
+    ) -> torch.nn.Module:
+        """The module to have in this one's place; made has those that are decided, so that a shared layer stays one."""
+        if module in made:
+            return made[module]
         if isinstance(module, _BatchNorm) and not isinstance(module, cls):
-            return cls._from(module, process_set)
-        for name, child in module.named_children():
-            setattr(module, name, cls.convert_sync_batchnorm(child, process_set))
+            made[module] = cls._from(module, process_set)
+            return made[module]
+        made[module] = module
+        for name, child in list(module._modules.items()):  # named_children() leaves out the second place of a layer
+            if child is not None:
+                setattr(module, name, cls._converted(child, process_set, made))
         return module
 
     @classmethod

@@ -118,6 +118,21 @@ def test_it_equals_batch_norm_of_the_joined_batch(run_ranks: Callable[..., Any])
     run_ranks(against_plain_layers, 3)
 
 
+def test_a_layer_in_several_places_stays_one() -> None:
+    shared, inner = torch.nn.BatchNorm1d(4), torch.nn.Sequential(torch.nn.BatchNorm1d(4))
+    model = torch.nn.Sequential(shared, torch.nn.Linear(4, 4), shared, inner, inner, torch.nn.ModuleDict({"a": shared}))
+    model.register_module("none", None)
+    converted = hvd.SyncBatchNorm.convert_sync_batchnorm(model)
+    assert converted is model
+    assert isinstance(model[0], hvd.SyncBatchNorm)
+    assert model[0].weight is shared.weight
+    assert model[2] is model[0]
+    assert model[5]["a"] is model[0]
+    assert model[3] is model[4] is inner
+    assert isinstance(inner[0], hvd.SyncBatchNorm)
+    assert model.none is None
+
+
 def beside_a_joined_rank() -> str:
     """The error of the rank that goes on: rank 1."""
     text = ""
