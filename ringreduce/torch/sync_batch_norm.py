@@ -13,6 +13,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from ringreduce.collectives.ops import Sum
 from ringreduce.errors import InvalidArgumentError, MismatchError
@@ -20,6 +21,18 @@ from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.torch.profiling import profiled
 from ringreduce.torch.submission import gather, received
 from ringreduce.torch.tensors import operand
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_always_called",
+    "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_is_full_backward_hook",
+)
+"""Where torch.nn.Module has its hooks around forward() and backward()."""
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -63,8 +76,20 @@ class SyncBatchNorm(_BatchNorm):
     ) -> torch.nn.Module:
         """The module with every BatchNorm layer in it replaced; parameters and running statistics are kept, not copied.
 
+        So are the layers' forward and backward hooks.
+
+        Raises InvalidArgumentError, and replaces nothing, where a layer has a forward() of its own, not torch's: what
+        it does besides would be lost.
+
         >>> model = hvd.SyncBatchNorm.convert_sync_batchnorm(model)
         """
+        for name, layer in module.named_modules():
+            if isinstance(layer, _BatchNorm) and not isinstance(layer, cls) and not _has_forward_of_torch(layer):
+                raise InvalidArgumentError(
+                    f"convert_sync_batchnorm: {name or 'the module itself'} is a {type(layer).__name__} with a "
+                    "forward() of its own, and what that does besides batch normalization would be lost. Let the class "
+                    "derive from hvd.SyncBatchNorm, or let it hold a torch.nn.BatchNorm layer"
+                )
         return cls._converted(module, process_set, {})
 
     @classmethod
@@ -91,6 +116,9 @@ class SyncBatchNorm(_BatchNorm):
         made.running_mean, made.running_var = layer.running_mean, layer.running_var
         made.num_batches_tracked = layer.num_batches_tracked
         made.training = layer.training
+        if not isinstance(layer, LazyModuleMixin):  # whose hook makes its own parameters, not those of another layer
+            for name in _HOOKS:  # the dicts themselves, so that the handles of the hooks still remove them
+                setattr(made, name, getattr(layer, name))
         return made
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
@@ -132,6 +160,11 @@ class SyncBatchNorm(_BatchNorm):
             momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
             self.running_var.lerp_(variance.to(self.running_var.dtype), momentum)
+
+
+def _has_forward_of_torch(layer: _BatchNorm) -> bool:
+    """Whether it computes what a layer of torch does: neither its class nor the layer itself has another forward()."""
+    return getattr(layer.forward, "__func__", None) in (_BatchNorm.forward, torch.nn.SyncBatchNorm.forward)
 
 
 class _Normalize(torch.autograd.Function):

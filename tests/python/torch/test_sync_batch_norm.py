@@ -133,6 +133,62 @@ def test_a_layer_in_several_places_stays_one() -> None:
     assert model.none is None
 
 
+@pytest.mark.parametrize("kind", ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "LazyBatchNorm2d"])
+def test_torchs_own_layers_are_converted(kind: str) -> None:
+    layer = getattr(torch.nn, kind)(*[] if kind.startswith("Lazy") else [4])
+    converted = hvd.SyncBatchNorm.convert_sync_batchnorm(torch.nn.Sequential(layer))
+    assert type(converted[0]) is hvd.SyncBatchNorm
+    assert converted[0].weight is layer.weight
+
+
+class NormAndActivation(torch.nn.BatchNorm2d):
+    def forward(self, x: Any) -> Any:
+        return torch.relu(super().forward(x))
+
+
+def test_a_layer_with_a_forward_of_its_own_is_refused() -> None:
+    """And no other layer has been converted by then."""
+    patched = torch.nn.BatchNorm2d(4)
+    patched.forward = lambda x: x
+    for layer, kind in ((NormAndActivation(4), "NormAndActivation"), (patched, "BatchNorm2d")):
+        model = torch.nn.Sequential(torch.nn.BatchNorm2d(4), torch.nn.Sequential(torch.nn.ReLU(), layer))
+        with pytest.raises(hvd.InvalidArgumentError, match=rf"1\.1 is a {kind} with a forward\(\) of its own"):
+            hvd.SyncBatchNorm.convert_sync_batchnorm(model)
+        assert type(model[0]) is torch.nn.BatchNorm2d
+        with pytest.raises(hvd.InvalidArgumentError, match=rf"the module itself is a {kind} with a forward"):
+            hvd.SyncBatchNorm.convert_sync_batchnorm(layer)
+    layers = torch.nn.Sequential(torch.nn.BatchNorm2d(4), torch.nn.ReLU())
+    assert type(hvd.SyncBatchNorm.convert_sync_batchnorm(layers)[0]) is hvd.SyncBatchNorm
+
+
+def hook_a_converted_layer() -> None:
+    with hvd.init():
+        called: list[Any] = []
+        plain = torch.nn.BatchNorm1d(2)
+        handles = [
+            plain.register_forward_pre_hook(lambda module, args: called.append(("before", type(module)))),
+            plain.register_forward_hook(lambda module, args, output: output * 0),
+            plain.register_forward_hook(
+                lambda module, args, kwargs, output: called.append(("after", output.abs().sum().item())),
+                with_kwargs=True,
+            ),
+            plain.register_full_backward_hook(lambda module, inputs, outputs: called.append(("backward", outputs))),
+        ]
+        layer = hvd.SyncBatchNorm.convert_sync_batchnorm(plain)
+        layer(torch.randn(3, 2, requires_grad=True)).sum().backward()
+        assert [what for what, _ in called] == ["before", "after", "backward"]
+        assert called[0][1] is hvd.SyncBatchNorm
+        assert called[1][1] == 0
+        for handle in handles:
+            handle.remove()
+        assert layer(torch.randn(3, 2)).abs().sum() > 0
+        assert len(called) == 3
+
+
+def test_hooks_of_a_layer_are_kept(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(hook_a_converted_layer, 2)
+
+
 def beside_a_joined_rank() -> str:
     """The error of the rank that goes on: rank 1."""
     text = ""
