@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from ringreduce.errors import InvalidArgumentError
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write to under another name in the same folder; it gets its name when the block has ended well.
 
+    It has the rights of the file that it replaces: who has made a trace private finds it private.
     What is no regular file, a pipe for instance, or lies in a folder that cannot be written is written at once.
 
     Raises InvalidArgumentError where it cannot be written.
@@ -64,8 +66,43 @@ def _part(path: Path) -> tuple[int, str]:
         raise InvalidArgumentError(f"{path}: cannot be written: there is no folder {path.parent}; make it first")
     name = str(path.with_name(f".{path.name}.{secrets.token_hex(4)}.part"))
     try:
+        former = _former(path)
         # Unlike tempfile's, with the rights that the umask leaves: that of a process cannot be read without setting it
-        # for a moment, in which other threads make files.
-        return os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666), name
+        # for a moment, in which other threads make files. Who could open it now could read it later, so it is private
+        # until it has the former one's rights.
+        rights = 0o666 if former is None else 0o600
+        handle = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, rights)
+        if former is not None:
+            try:
+                _give_rights(handle, former)
+            except OSError:
+                os.close(handle)
+                os.unlink(name)
+                raise
+        return handle, name
     except OSError as error:
         raise InvalidArgumentError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _former(path: Path) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None
+
+
+def _give_rights(handle: int, former: os.stat_result) -> None:
+    """Gives a new file the mode of a former one, and its owner and group as far as that is allowed."""
+    mode = stat.S_IMODE(former.st_mode) & 0o777
+    if not _has_owner(handle, former.st_uid, former.st_gid) and not _has_owner(handle, -1, former.st_gid):
+        mode = (mode & 0o707) | (mode & 0o007) << 3  # another group than the one that was given the right
+    os.fchmod(handle, mode)
+
+
+def _has_owner(handle: int, owner: int, group: int) -> bool:
+    """Makes them the owner (-1: leaves it) and the group; False where that is not allowed."""
+    try:
+        os.fchown(handle, owner, group)
+    except OSError:  # a user namespace or a network's file system may say something else than EPERM
+        return False
+    return True

@@ -117,3 +117,67 @@ def test_a_file_is_readable_as_the_umask_says(tmp_path: Path, monkeypatch: pytes
     finally:
         os.umask(former)
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_a_file_keeps_the_rights_of_the_former_one(tmp_path: Path) -> None:
+    """From before its first byte on."""
+    path = tmp_path / "job.json"
+    former = os.umask(0o022)
+    try:
+        for mode in (0o600, 0o640, 0o604, 0o666):
+            path.write_text("former")
+            path.chmod(mode)
+            check_writable(path)
+            with whole_file(path) as file:
+                assert stat.S_IMODE(os.fstat(file.fileno()).st_mode) == mode
+                file.write(b"x")
+            assert path.read_text() == "x"
+            assert stat.S_IMODE(path.stat().st_mode) == mode
+    finally:
+        os.umask(former)
+
+
+@pytest.mark.parametrize(
+    ("is_allowed", "mode", "tried"), [(True, 0o640, [(4711, 4712)]), (False, 0o600, [(4711, 4712), (-1, 4712)])]
+)
+def test_a_file_keeps_the_group_of_the_former_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_allowed: bool, mode: int, tried: list[tuple[int, int]]
+) -> None:
+    """Where that is not allowed, its group may do what everybody may: it is not the one that was given the right."""
+    path = tmp_path / "job.json"
+    path.write_text("former")
+    path.chmod(0o640)
+    owners = []
+
+    def fchown(handle: int, owner: int, group: int) -> None:
+        assert stat.S_IMODE(os.fstat(handle).st_mode) == 0o600  # nobody else may open it yet
+        owners.append((owner, group))
+        if not is_allowed:
+            raise PermissionError(1, "Operation not permitted")
+
+    real, here = os.stat, path.resolve()
+
+    def of_others(name: object, **options: bool) -> os.stat_result:
+        found = real(name, **options)  # type: ignore[arg-type]
+        return os.stat_result((*found[:4], 4711, 4712, *found[6:])) if name == here else found
+
+    monkeypatch.setattr(os, "fchown", fchown)
+    monkeypatch.setattr(os, "stat", of_others)
+    with whole_file(path) as file:
+        assert owners == tried
+        assert stat.S_IMODE(os.fstat(file.fileno()).st_mode) == mode
+
+
+def test_rights_that_cannot_be_given_leave_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "job.json"
+    path.write_text("former")
+
+    def fchmod(handle: int, mode: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchmod", fchmod)
+    handles = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(InvalidArgumentError, match="cannot be written: Operation not permitted"), whole_file(path):
+        pass
+    assert list(tmp_path.iterdir()) == [path]
+    assert set(os.listdir("/proc/self/fd")) == handles
