@@ -7,16 +7,19 @@ header.
 
 from __future__ import annotations
 
+import io
 import json
 import secrets
+import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.watch.board import Board
@@ -30,6 +33,8 @@ POINT_S = 0.5
 MOST_LINES = 32
 MOST_CONNECTIONS = 16
 """At once. A browser takes one or two."""
+END_S = 5.0
+"""So long a new connection waits for the end of the one that is closed for it: for one turn of a thread."""
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -117,13 +122,36 @@ class _Server(ThreadingHTTPServer):
         self.recent = recent
         self.page = Path(__file__).with_name("page.html").read_bytes()
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._lock = threading.Lock()
+        self._strangers: dict[socket.socket, None] = {}  # open, and have not shown the secret; the oldest first
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Refuses a connection too many: every user of the host can open some."""
-        if self._free.acquire(blocking=False):
+        """Makes room for a connection too many: every user of the host can open some, and must not keep the owner out.
+
+        The oldest that has not shown the secret makes room. Where all have shown it, the new one is refused.
+        """
+        is_free = self._free.acquire(blocking=False)
+        if is_free or (self._ends_a_stranger() and self._free.acquire(timeout=END_S)):
+            with self._lock:
+                self._strangers[request] = None
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
+
+    def _ends_a_stranger(self) -> bool:
+        with self._lock:  # its thread closes it under this lock
+            oldest = next(iter(self._strangers), None)
+            if oldest is None:
+                return False
+            del self._strangers[oldest]
+            with suppress(OSError):  # the other end has closed it
+                oldest.shutdown(socket.SHUT_RDWR)
+            return True
+
+    def has_shown_the_secret(self, request: socket.socket) -> None:
+        """From here on no other connection takes its room."""
+        with self._lock:
+            self._strangers.pop(request, None)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answers on one connection until that ends."""
@@ -132,6 +160,12 @@ class _Server(ThreadingHTTPServer):
         finally:
             self._free.release()
 
+    def shutdown_request(self, request: Any) -> None:
+        """Closes a connection."""
+        with self._lock:
+            self._strangers.pop(request, None)
+        super().shutdown_request(request)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Says nothing of a client that goes away, or sends what is no request."""
 
@@ -139,7 +173,18 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
     protocol_version = "HTTP/1.1"
-    timeout = 5  # seconds; a connection on which nothing is asked ends
+    timeout: ClassVar[float] = 5  # seconds; a connection ends on which no whole request has come in this time
+
+    def setup(self) -> None:
+        """Reads by way of _Head."""
+        super().setup()
+        self._head = _Head(self.connection)
+        self.rfile = io.BufferedReader(self._head)
+
+    def handle_one_request(self) -> None:
+        """Waits for a request, and answers it."""
+        self._head.deadline_s = time.monotonic() + self.timeout
+        super().handle_one_request()
 
     def do_GET(self) -> None:
         """Answers: the page at /SECRET/, the figures at /SECRET/figures?since=SECONDS."""
@@ -147,8 +192,10 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._is_asked_here():
             self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"ask by 127.0.0.1 or localhost\n")
         elif secrets.compare_digest(path.encode(), f"/{self.server.secret}/".encode()):
+            self.server.has_shown_the_secret(self.connection)
             self._answer(HTTPStatus.OK, "text/html; charset=utf-8", self.server.page)
         elif secrets.compare_digest(path.encode(), f"/{self.server.secret}/figures".encode()):
+            self.server.has_shown_the_secret(self.connection)
             figures = self.server.recent.since(_since(query))
             self._answer(HTTPStatus.OK, "application/json", json.dumps(figures).encode())
         else:
@@ -167,6 +214,30 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Says nothing: the terminal shows the page's address."""
+
+
+class _Head(io.RawIOBase):
+    """What comes on a socket, until a deadline: a socket's own time-out begins anew with each byte."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self.deadline_s = 0.0
+
+    def readable(self) -> bool:
+        """See io."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """See io. Raises TimeoutError past the deadline."""
+        left_s = self.deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the request has not come in time")
+        former_s = self._connection.gettimeout()
+        self._connection.settimeout(left_s)
+        try:
+            return self._connection.recv_into(buffer)
+        finally:
+            self._connection.settimeout(former_s)  # that of answers
 
 
 def _since(query: str) -> float:
