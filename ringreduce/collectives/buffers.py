@@ -66,7 +66,7 @@ def readable(value: Any) -> Memory:
     code(array.dtype)
     if array.flags.c_contiguous:
         return array
-    _count_copy(array.nbytes)
+    count_copy(array.nbytes)
     return np.array(array, order="C", subok=False)
 
 
@@ -185,11 +185,12 @@ def _told_by_memory(value: Any, is_written: bool) -> Any:
             "this tensor is negated lazily, as the imaginary part of a conjugate is: its memory holds the values with "
             "the other sign. Use tensor.resolve_neg()"
         )
-    _count_copy(value.numel() * value.element_size())
+    count_copy(value.numel() * value.element_size())
     return value.resolve_neg()
 
 
-def _count_copy(nbytes: int) -> None:
+def count_copy(nbytes: int) -> None:
+    """Counts a copy of an input that was made because it was not contiguous, for stats()["bytes_copied"]."""
     global _copied
     with _copied_lock:
         _copied += nbytes

@@ -16,7 +16,7 @@ from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.collective_json import allgather_json
 from ringreduce.job.process_sets import ProcessSet, global_process_set, group_of
 from ringreduce.torch.profiling import profiled, ranged
-from ringreduce.torch.tensors import in_place, lacks_memory, no_memory, on_stream, refusal
+from ringreduce.torch.tensors import in_place, lacks_memory, no_memory, on_stream, refusal, source
 from ringreduce.torch.tracing import BLOCKS, untraced
 
 Named: TypeAlias = tuple[str | None, torch.Tensor]
@@ -67,7 +67,7 @@ def broadcast_parameters(
     check_number("broadcast_parameters", len(named), root_rank, process_set)
     submit = profiled(group_of(process_set)).broadcast_async
     root = process_set.position(root_rank, "broadcast")
-    memories = [tensor if tensor.is_contiguous() else tensor.detach().contiguous() for _, tensor in named]
+    memories = [tensor if tensor.is_contiguous() else source(tensor) for _, tensor in named]
     calls = [
         (in_place(memory), root, None if name is None else f"broadcast.{name}")
         for memory, (name, _) in zip(memories, named, strict=True)

@@ -16,7 +16,7 @@ from torch.autograd.graph import increment_version
 
 from ringreduce._core import Work
 from ringreduce.collectives import memory
-from ringreduce.collectives.buffers import CODES
+from ringreduce.collectives.buffers import CODES, count_copy
 from ringreduce.collectives.handles import Handle, Works
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.job.process_sets import ProcessSet, global_process_set
@@ -228,13 +228,19 @@ def handle(work: Work | Works, finish: Callable[[Any], T], keep: Any = None) -> 
 def source(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor to read from: itself, detached, or a copy where it is not contiguous, or lazily negated or zero.
 
+    Copies are counted in stats()["bytes_copied"].
+
     Raises InvalidArgumentError for another one without memory of its own.
     """
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
         raise refusal(tensor)
     if forward_ad._current_level >= 0 and has_tangent(tensor):
         raise no_tangent("this operation")
-    return with_memory(tensor.detach().contiguous().resolve_neg(), is_read=True)
+    plain = tensor.detach()
+    read = plain.contiguous().resolve_neg()
+    if read is not plain and not (plain.is_contiguous() and not plain.is_neg()):  # else what a wrapper stands for
+        count_copy(read.nbytes)
+    return with_memory(read, is_read=True)
 
 
 def refusal(tensor: Any) -> Exception:

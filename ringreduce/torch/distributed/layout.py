@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ringreduce.collectives.buffers import count_copy
 from ringreduce.collectives.ops import ReduceOp
 from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.torch import cuda
@@ -75,10 +76,14 @@ def checked(tensor: Any) -> torch.Tensor:
 
 
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself if its bytes are its values in order, else a copy."""
+    """The tensor itself if its bytes are its values in order, else a copy, which stats() counts."""
+    made = tensor
     if tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg()
-    return tensor.contiguous()
+        made = made.resolve_conj().resolve_neg()
+    made = made.contiguous()
+    if made is not tensor:
+        count_copy(made.nbytes)
+    return made
 
 
 def movable(tensor: torch.Tensor) -> Operand:

@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ringreduce.torch as hvd  # noqa: E402  # after the check that torch is there
+from ringreduce.torch.distributed import layout  # noqa: E402
 
 DTYPES = [name for name in oracle.DTYPES if hasattr(torch, name)]
 
@@ -418,3 +419,40 @@ def stay_registered() -> dict[str, int]:
 
 def test_slices_of_symmetric_tensors_are_reduced_without_copies(run_ranks: Callable[..., Any]) -> None:
     assert run_ranks(stay_registered, 2) == [{"bytes_copied": 0, "operations": 5}] * 2
+
+
+def count_copies_of_strided_tensors() -> None:
+    with hvd.init():
+        plain = torch.arange(600.0).view(20, 30)
+        negated = torch._neg_view(plain)
+        assert negated.is_contiguous()
+        assert negated.is_neg()
+
+        def copied(call: Callable[[Any], Any], tensor: Any) -> int:
+            before = hvd.stats()["bytes_copied"]
+            call(tensor)
+            return hvd.stats()["bytes_copied"] - before
+
+        calls: list[Callable[[Any], Any]] = [
+            hvd.allreduce,
+            hvd.allgather,
+            lambda tensor: hvd.grouped_allreduce([tensor, tensor[:0]]),
+            lambda tensor: hvd.broadcast(tensor, 0),
+            lambda tensor: hvd.reducescatter(tensor, op=hvd.Sum),
+            hvd.alltoall,
+        ]
+        for call in calls:
+            expected = copied(call, plain.t().contiguous())
+            assert copied(call, plain.t()) == expected + plain.nbytes
+            assert copied(call, negated) == copied(call, plain) + plain.nbytes
+        expected = copied(lambda tensor: hvd.broadcast_parameters([tensor], 0), plain)
+        assert copied(lambda tensor: hvd.broadcast_parameters([tensor], 0), plain.t()) == expected + plain.nbytes
+
+        before = hvd.stats()["bytes_copied"]
+        for tensor in (plain, plain.t(), negated):
+            assert layout.contiguous(tensor).is_contiguous()  # of the backend of torch.distributed
+        assert hvd.stats()["bytes_copied"] - before == 2 * plain.nbytes
+
+
+def test_copies_of_strided_tensors_are_counted(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(count_copies_of_strided_tensors, 1)
