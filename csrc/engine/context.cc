@@ -1,6 +1,6 @@
 #include "engine/context.h"
 
-#include <functional>
+#include <stdexcept>
 
 #include "base/errors.h"
 #include "base/text.h"
@@ -11,17 +11,6 @@
 namespace rr {
 namespace {
 constexpr double kFinishS = 5;  // shutdown() waits so long for operations on the GPU that streams wait for
-
-// Every member writes the same values, so it does not matter who is first.
-void copy_tuning(const Group& world, const Group& group) {
-  const ControlSegment& from = world.control();
-  const ControlSegment& to = group.control();
-  to.header().chunk_nbytes = from.header().chunk_nbytes.load();
-  to.header().device_chunk_nbytes = from.header().device_chunk_nbytes.load();
-  to.header().eager_nbytes =
-      world.hosts().several() ? usual_eager_nbytes(group.hosts()) : from.header().eager_nbytes.load();
-  to.header().tuned.store(kTuned, std::memory_order_release);
-}
 
 Recording with_recorder(Recording recording) {
   if (recording.recorder == nullptr) recording.recorder = std::make_shared<Recorder>();
@@ -79,12 +68,14 @@ Context::Context(int fd, int rank, int size, const std::vector<int>& pidfds, std
     meet(tune);
   } catch (const MismatchError&) {  // each rank finds it
     throw;
-  } catch (const std::exception& error) {
-    fail_groups(dynamic_cast<const TimeoutError*>(&error) != nullptr ? FatalKind::kTimeout : FatalKind::kPeerLost,
-                lost_text(std::string("init() failed there: ") + error.what()));
+  } catch (const TimeoutError& error) {  // which names the ranks that are missed
+    fail_groups(FatalKind::kTimeout, world().here() + "] " + error.what());
     throw;
-  } catch (...) {  // an interrupt's
-    fail_groups(FatalKind::kPeerLost, lost_text("init() was interrupted there"));
+  } catch (const std::runtime_error& error) {
+    fail_groups(FatalKind::kPeerLost, lost_text(std::string("init() failed there: ") + error.what()));
+    throw;
+  } catch (...) {  // of the interrupt; Python's own is no runtime_error
+    fail_groups(FatalKind::kPeerLost, lost_text("an exception, such as KeyboardInterrupt, ended its init()"));
     throw;
   }
 }
@@ -130,25 +121,18 @@ std::shared_ptr<Group> Context::add_group(int fd, const std::vector<int>& ranks,
   auto group = std::make_shared<Group>(*this, fd, ranks, id);
   monitor_leaders(*group);
   group->await_attendance(timeout_s(), interrupt);
-  copy_tuning(world(), *group);
+  group->copy_sizes(world());
   groups_.add(group);
   return group;
 }
 
-// What all members have called is finished; what some have not, ends with an error. After the first barrier all know
-// what all have called, and after the second nobody needs the others' part in it. A group that has failed is removed
-// without asking its members: they know that it has failed, or will.
+// A group that has failed is removed without asking its members: they know that it has failed, or will.
 void Context::remove_group(Group* group, Interrupt interrupt) {
   throw_if_shut_down();
   // A stream that has been let wait for an operation goes on with its result.
   if (gpu_.device() != nullptr) gpu_.queue().drain(kFinishS, group);
   try {
-    Request barrier;
-    group->wait(*group->submit(barrier, interrupt), -1, interrupt);
-    group->finish_complete(interrupt);
-    const std::string name = "ringreduce.removed";  // another thread may still count calls of this rank alone
-    barrier.name = &name;
-    group->wait(*group->submit(barrier, interrupt), -1, interrupt);
+    group->finish_all(interrupt);
   } catch (const Error&) {
     if (!has_failed(group->control())) throw;
   }
@@ -188,8 +172,6 @@ void Context::fail_as_lost(const std::string& why) {
   if (is_shut_down()) return;  // it has said why, and others may still finish what it has finished
   fail_groups(FatalKind::kPeerLost, lost_text(why));
 }
-
-void Context::fail_groups(FatalKind kind, const std::string& text) { groups_.fail(kind, text); }
 
 void Context::run_guarded(const char* thread, const std::function<void()>& body) {
   try {

@@ -50,7 +50,7 @@ class Context {
   // why: what the ranks that miss this one are told, in place of that it has left. Empty: nothing.
   void shutdown(const std::string& why = "");
   // Ends all groups of this rank; the other members are told why.
-  void fail_groups(FatalKind kind, const std::string& text);
+  void fail_groups(FatalKind kind, const std::string& text) { groups_.fail(kind, text); }
   // What a thread of this rank's own does: an exception fails all groups, and does not end the process.
   void run_guarded(const char* thread, const std::function<void()>& body);
   // The same for a process that an exception ends at once, with all that is under way.

@@ -57,9 +57,11 @@ TF_Code code_of(ErrorCode code) {
       return TF_FAILED_PRECONDITION;
     case ErrorCode::kTimeoutError:
       return TF_DEADLINE_EXCEEDED;
-    case ErrorCode::kPeerLostError:  // not TF_UNAVAILABLE: in graphs TensorFlow makes TF_INTERNAL of that
+    // Not TF_UNAVAILABLE or TF_ABORTED: a MonitoredTrainingSession takes these for a preempted server, and makes a new
+    // session and begins anew, for ever and without a word.
+    case ErrorCode::kPeerLostError:
     case ErrorCode::kShutdownError:
-      return TF_ABORTED;
+      return TF_UNKNOWN;
     case ErrorCode::kUnavailableError:
       return TF_UNIMPLEMENTED;
     case ErrorCode::kInternalError:

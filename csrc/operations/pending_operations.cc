@@ -251,11 +251,11 @@ void PendingOperations::withdraw() {
   const Deadlock::Verdict verdict = negotiation_.deadlock().verdict();
   const auto error = std::make_exception_ptr(MismatchError(verdict.text));
   unnamed_.for_each([&](Ticket ticket, const OperationPtr& operation) {
-    if (ticket.tag > verdict.unnamed) return;  // announced since, by another thread, where all ranks go on
+    if (ticket.tag > verdict.unnamed) return;  // another thread's, who has gone on since
     auto& tag = from_.control.head(ticket.request_slot, from_.rank).tag;
     const bool is_void = tag.load() != ticket.tag;
-    if (!is_void && negotiation_.requests().complete(ticket)) return;
-    tag.store(0);  // another thread may have announced it since
+    if (operation != nullptr && !is_void && negotiation_.requests().complete(ticket)) return;
+    tag.store(0);
     if (operation == nullptr) return unnamed_.consume(ticket);
     remove_logged(*operation);
     fail(*operation, error);

@@ -76,20 +76,23 @@ class WithoutGil {
   std::optional<py::gil_scoped_release> released_;
 };
 
-// Whether a thread that is in Python code was started for what never calls an operation: to feed and empty the queues
-// of a DataLoader's workers, or to draw a progress bar. A thread that waits for such a queue by itself may call next:
-// what it was started for is its outermost frame but for those of threading. frame: the innermost one.
+// Whether a thread that is in Python code will never call an operation: it feeds or empties the queues of a
+// DataLoader's workers, or draws a progress bar. One that waits for such a queue by itself may call next. frame: the
+// innermost one.
 inline bool never_calls(py::object frame) {
-  const auto ends_with = [](const std::string& text, std::string_view end) {
-    return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-  };
-  std::string started_for;
+  constexpr std::pair<std::string_view, std::string_view> kKnown[] = {{"/multiprocessing/queues.py", "_feed"},
+                                                                      {"/_utils/pin_memory.py", "_pin_memory_loop"},
+                                                                      {"/tqdm/_monitor.py", "run"}};
   for (; !frame.is_none(); frame = frame.attr("f_back")) {
-    auto file = frame.attr("f_code").attr("co_filename").cast<std::string>();
-    if (!ends_with(file, "/threading.py")) started_for = std::move(file);
+    const auto code = frame.attr("f_code");
+    const auto file = code.attr("co_filename").cast<std::string>();
+    for (const auto& [known, function] : kKnown) {
+      const bool is_file =
+          file.size() >= known.size() && file.compare(file.size() - known.size(), known.size(), known) == 0;
+      if (is_file && code.attr("co_name").cast<std::string>() == function) return true;
+    }
   }
-  return ends_with(started_for, "/multiprocessing/queues.py") || ends_with(started_for, "/_utils/pin_memory.py") ||
-         ends_with(started_for, "/tqdm/_monitor.py");
+  return false;
 }
 
 // Whether a thread is in JAX's code, where it waits for a program, whose callbacks call meanwhile, or builds one.

@@ -13,6 +13,19 @@
 
 namespace rr {
 namespace {
+// Goes through the log, unlike a barrier.
+Request small_allgather(const std::string& name) {
+  const auto value = std::make_shared<uint8_t>(0);
+  TensorView tensor;
+  tensor.data = reinterpret_cast<std::byte*>(value.get());
+  tensor.set_shape(1, [](size_t) { return 1; });
+  Request request;
+  request.kind = Kind::kAllgather;
+  request.srcs = {tensor};
+  request.name = &name;
+  request.keep = value;
+  return request;
+}
 
 int index_of(const std::vector<int>& ranks, int rank) {
   const auto at = std::find(ranks.begin(), ranks.end(), rank);
@@ -125,6 +138,31 @@ int Group::join(Interrupt interrupt) {
   return joining_.join(interrupt, [&] {
     if (context_.gpu().device() != nullptr) context_.gpu().queue().await_announced(*this, interrupt);
   });
+}
+
+// Every member writes the same values, so it does not matter who is first.
+void Group::copy_sizes(const Group& world) {
+  const Header& from = world.control_.header();
+  Header& to = control_.header();
+  to.chunk_nbytes = from.chunk_nbytes.load();
+  to.device_chunk_nbytes = from.device_chunk_nbytes.load();
+  to.eager_nbytes = world.hosts_.several() ? usual_eager_nbytes(hosts_) : from.eager_nbytes.load();
+  to.tuned.store(kTuned, std::memory_order_release);
+}
+
+// After the first barrier all know what quick operations all have called. Those of the log come to other hosts another
+// way: behind an entry of the log all that were called before it have come. After the second barrier nobody needs the
+// others' part in anything.
+void Group::finish_all(Interrupt interrupt) {
+  Request request;
+  wait(*submit(request, interrupt), -1, interrupt);
+  // Named: another thread may still count calls of this rank alone.
+  const std::string logged = "ringreduce.removing";
+  if (hosts_.several()) wait(*submit(small_allgather(logged), interrupt), -1, interrupt);
+  withdrawal_.finish_complete(interrupt);
+  const std::string name = "ringreduce.removed";
+  request.name = &name;
+  wait(*submit(request, interrupt), -1, interrupt);
 }
 
 void Group::await_attendance(double timeout_s, Interrupt interrupt) {

@@ -66,7 +66,9 @@ class Group {
   // For a synchronous call that an exception has ended: see Withdrawal.
   void withdraw(Operation& operation, Interrupt interrupt) { withdrawal_.withdraw(operation, interrupt); }
   bool is_under_way(const Operation& operation) const { return withdrawal_.is_under_way(operation); }
-  void finish_complete(Interrupt interrupt) { withdrawal_.finish_complete(interrupt); }
+  // Collective, before the group is removed: what all members have called is finished, and no member needs another one
+  // for the rest.
+  void finish_all(Interrupt interrupt);
   void fail_as_interrupted(const std::string& operation, const std::string& cause) const {
     withdrawal_.fail_as_interrupted(operation, cause);
   }
@@ -78,6 +80,7 @@ class Group {
   void record_caller() { submitted_.lock()->calls.record_caller(); }
   void forget_counts();  // operation numbers and statistics start again
 
+  void copy_sizes(const Group& world);  // what tune() has chosen there
   // Every member attached; throws TimeoutError naming the missing ones.
   void await_attendance(double timeout_s, Interrupt interrupt);
   void throw_if_failed() const { parts_.throw_if_failed(); }

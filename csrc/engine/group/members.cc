@@ -52,6 +52,11 @@ void Members::check(const std::vector<int>& ranks) const {
   }
 }
 
+std::string Members::leader_is_behind() const {
+  const int leader = from_.world_ranks[static_cast<size_t>(from_.hosts.leader_here())];
+  return "rank " + std::to_string(leader) + ", the leader of this host, has not told the other hosts what came before";
+}
+
 bool Members::fail_if_unread(const Operation& waiting) const {
   const int leader = from_.hosts.leader_here();
   if (!has_closed(from_.control.line(leader))) return false;

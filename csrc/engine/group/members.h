@@ -32,6 +32,8 @@ class Members {
   std::vector<int> unresponsive(double seconds) const;
   // Whether a rank's process has ended, as far as is known.
   bool is_dead(int rank) const { return cause_of_death_(from_.world_ranks[static_cast<size_t>(rank)]) != nullptr; }
+  // Why this rank cannot announce more, in words, where its leader has not passed on what it has announced.
+  std::string leader_is_behind() const;
   // Throws when one of the ranks has left.
   void check(const std::vector<int>& ranks) const;
 

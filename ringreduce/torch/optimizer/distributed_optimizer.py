@@ -123,8 +123,7 @@ class DistributedMixin(torch.optim.Optimizer):
             raise
 
     def _reduce_all(self) -> None:
-        if self._reducers:
-            self._watch.check(self.param_groups, self._parameter_names)
+        self._check_groups()
         if self._idle and any(parameter.requires_grad for parameter in self._idle):
             self._is_extending = True
             self._extend()
@@ -133,6 +132,10 @@ class DistributedMixin(torch.optim.Optimizer):
             self._compare_start(self._reducers[0].prefix)
         for reducer in self._reducers:
             reducer.synchronize()
+
+    def _check_groups(self) -> None:
+        if self._process_set.included() and self._process_set.size() != 1:
+            self._watch.check(self.param_groups, self._parameter_names)
 
     def _compare_start(self, prefix: str) -> None:
         """Whether the ranks start from the same. Collective; the prefix is of its operations.
@@ -154,6 +157,7 @@ class DistributedMixin(torch.optim.Optimizer):
 
     def _start_values(self) -> list[tuple[str, torch.Tensor]]:
         """The parameters and the optimizer's state, by names, in the same order on all ranks."""
+        self._check_groups()
         parameters = [(self._parameter_names[p], p) for group in self.param_groups for p in group["params"]]
         return [*parameters, *self._start_state(parameters)]
 
@@ -354,15 +358,20 @@ class DistributedMixin(torch.optim.Optimizer):
 
         After an error, such as a MismatchError for a group that differs by rank, the optimizer is without the group.
         """
+        self._check_groups()
         super().add_param_group(param_group)
         index = len(self.param_groups) - 1
-        for i, parameter in enumerate(self.param_groups[-1]["params"]):
-            self._parameter_names.setdefault(parameter, f"allreduce.noname.{index}.{i}")
+        names = self._parameter_names
+        found = list(enumerate(self.param_groups[-1]["params"]))
+        named = {p: f"allreduce.noname.{index}.{i}" for i, p in found if p not in names}
+        names.update(named)
         try:
-            check_memory([(self._parameter_names[p], p) for p in self.param_groups[-1]["params"]], self._process_set)
+            check_memory([(names[p], p) for _, p in found], self._process_set)
             self._extend()
         except BaseException as error:
             del self.param_groups[-1]
+            for parameter in named:
+                del names[parameter]
             self._is_lost |= not isinstance(error, Exception)  # an interrupt: others may have the group
             raise
 

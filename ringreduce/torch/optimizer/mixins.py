@@ -59,10 +59,10 @@ class ParameterWatch:
     """Finds parameters that somebody has put into an optimizer's groups by hand."""
 
     def __init__(self) -> None:
-        self._known: list[torch.nn.Parameter] = []  # in the groups, when all of them were last found to have a name
+        self._known: list[torch.nn.Parameter] = []  # in the groups, when all of them were last found to have names
 
     def check(self, groups: list[dict[str, Any]], names: Mapping[torch.nn.Parameter, str]) -> None:
-        """Raises InvalidArgumentError for a parameter without a name: no hook reduces its gradient.
+        """Raises InvalidArgumentError for a parameter that we gave no name: no hook reduces its gradient.
 
         Before each step: 15 us for 500 parameters where nothing has changed.
         """
@@ -71,14 +71,13 @@ class ParameterWatch:
             return
         for section, group in enumerate(groups):
             for i, parameter in enumerate(group["params"]):
-                if parameter.requires_grad and parameter not in names:
+                if parameter not in names:
                     raise InvalidArgumentError(
                         f"DistributedOptimizer: parameter {i} of param_groups[{section}], of shape "
                         f"{list(parameter.shape)}, was put there by hand, so its gradient is this rank's alone: use "
                         "add_param_group(), on all ranks, or make a DistributedOptimizer of an optimizer that has it"
                     )
-        if all(parameter in names for parameter in found):
-            self._known = found
+        self._known = found
 
 
 def with_mixin(optimizer: torch.optim.Optimizer, mixin: type[torch.optim.Optimizer]) -> Any:

@@ -352,12 +352,13 @@ TEST_CASE("timeout: all names in flight, and nobody else comes") {
 }
 
 TEST_CASE("timeout: names the rank that keeps the window full with operations that all have called") {
-  const Environment environment{{"RINGREDUCE_TIMEOUT", "0.3"}};
+  const Environment environment{};
   std::string text;
   CHECK_NOTHROW(run_ranks(2, [&](Rank& rank) {
     for (size_t i = 0; i < kUnnamedSlots; ++i) sum_unnamed(rank, 1);
     sum_named(rank, 1);
     if (rank.rank != 0) return wait_for([&] { return has_failed(rank.world.control()); });
+    rank.context.set_timeout_s(0.3);
     rank.world.control().line(1).watermark.store(0);  // as if rank 1 had not
     text = raised<TimeoutError>([&] { sum_unnamed(rank, 1); });
   }));

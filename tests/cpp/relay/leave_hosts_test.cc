@@ -147,5 +147,20 @@ TEST_CASE("a leader leaves all its groups before it waits for the other leaders,
       16));
 }
 
+// Its making failed there, say; the leader of its host has passed on nothing about this group.
+TEST_CASE("leaving between hosts: a member that never had the group has left it when it has left the world") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "60"}};
+  for (const std::vector<int>& host_of : {std::vector<int>{0, 1}, {0, 1, 1}, {1, 0, 1}}) {
+    CAPTURE(host_of.size());
+    const Fd fd = create_memfd("set", ControlSegment::nbytes(2, 64));
+    CHECK_NOTHROW(run_hosts(host_of, [&](Rank& rank) {
+      barrier(rank.world);
+      if (rank.rank != 0) return;
+      Group& set = *rank.context.add_group(fd.get(), {0, 1}, 1, nullptr);
+      expect_contains(raised<ShutdownError>([&] { sum_now(rank, set, 2, 0); }), "rank 1 called shutdown() or ended");
+    }));
+  }
+}
+
 }  // namespace
 }  // namespace rr::test

@@ -155,7 +155,7 @@ def test_a_killed_peer_is_an_error_in_the_graph() -> None:
         survivor, _ = job.wait(SOON_S)
     assert survivor.value is not None, str(survivor)
     kind, ours, message, again = survivor.value
-    assert (kind, ours) == ("AbortedError", "PeerLostError")
+    assert (kind, ours) == ("UnknownError", "PeerLostError")
     assert "lost rank 1: its process has ended without shutdown()" in message
     assert "lost rank 1" in again
 

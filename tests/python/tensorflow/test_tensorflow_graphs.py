@@ -147,6 +147,33 @@ def opposite_orders() -> str:
     return "done"
 
 
+def test_a_monitored_session_ends_where_a_rank_has_ended() -> None:
+    first, second = run_ranks(monitored_to_the_end, 2, env=ENV | {"RINGREDUCE_TIMEOUT": "20"})
+    assert first == "done"
+    assert "ShutdownError" in second
+
+
+def monitored_to_the_end() -> str:
+    """Rank 1 goes on when rank 0 has ended well, so that nobody kills it."""
+    tf = tensorflow_ranks.start()
+    import ringreduce.tensorflow as hvd
+
+    hvd.init()
+    with tf.Graph().as_default():
+        x = tf.compat.v1.get_variable("x", initializer=[1.0, 2.0], use_resource=True)
+        optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.01))
+        step = tf.compat.v1.train.get_or_create_global_step()
+        train = optimizer.minimize(tf.reduce_sum(x * x), global_step=step)
+        hooks = [hvd.BroadcastGlobalVariablesHook(0)]
+        try:
+            with tf.compat.v1.train.MonitoredTrainingSession(hooks=hooks) as session:
+                for _ in range(3 + 3 * hvd.rank()):
+                    session.run(train)
+        except tf.errors.OpError as error:
+            return str(error)
+    return "done"
+
+
 def in_a_session(tf: Any, hvd: Any, names: tuple[str, str]) -> None:
     with tf.Graph().as_default():
         late = tf.numpy_function(lambda value: (time.sleep(1), value)[1], [np.float32(1)], tf.float32)

@@ -517,31 +517,57 @@ def test_a_parameter_of_another_shape_is_refused(run_ranks: Callable[..., Any]) 
     run_ranks(resize, 2)
 
 
-def put_into_a_group_by_hand(settings: dict[str, Any]) -> None:
-    """As torch.optim takes it; our hooks are on the parameters that were there."""
+BY_HAND = r"of shape \[3, 4\], was put there by hand.*add_param_group"
+
+
+def put_into_a_group_by_hand(settings: dict[str, Any], is_frozen: bool) -> None:
+    """As torch.optim takes it; our hooks are on the parameters that were there, or on none where all are frozen."""
     with hvd.init():
         for place in (slice(0, 1), slice(2, 2)):  # in place of the first one, behind all
-            model = torch.nn.Linear(4, 3)
+            model = torch.nn.Linear(4, 3).requires_grad_(not is_frozen)
             plain = torch.optim.SGD(model.parameters(), lr=0.1)
             optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), **settings)
-            model(torch.ones(2, 4)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            if not is_frozen:
+                model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
             new = torch.nn.Parameter(torch.ones(3, 4))
             optimizer.param_groups[0]["params"][place] = [new]
-            model(torch.ones(2, 4)).sum().backward()
             new.sum().backward()
-            with pytest.raises(
-                hvd.InvalidArgumentError, match=r"of shape \[3, 4\], was put there by hand.*add_param_group"
-            ):
+            with pytest.raises(hvd.InvalidArgumentError, match=BY_HAND):
                 optimizer.step()
+            with pytest.raises(hvd.InvalidArgumentError, match=BY_HAND):
+                optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+            assert len(optimizer.param_groups) == 1
 
 
+@pytest.mark.parametrize("is_frozen", [False, True], ids=["trained", "frozen"])
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_a_parameter_that_is_put_into_a_group_by_hand_is_refused(
-    settings: dict[str, Any], run_ranks: Callable[..., Any]
+    settings: dict[str, Any], is_frozen: bool, run_ranks: Callable[..., Any]
 ) -> None:
-    run_ranks(put_into_a_group_by_hand, 2, args=[settings])
+    run_ranks(put_into_a_group_by_hand, 2, args=[settings, is_frozen])
+
+
+def test_a_parameter_that_is_put_into_a_group_by_hand_before_adasum_compares(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(put_into_a_group_by_hand, 2, args=[{"op": hvd.Adasum}, True])
+
+
+def put_in_by_hand_after_it_was_refused() -> None:
+    with hvd.init() as world:
+        model = torch.nn.Linear(4, 3)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        new = torch.nn.Parameter(torch.ones(3, 4))
+        with pytest.raises(hvd.MismatchError):
+            optimizer.add_param_group({"params": [new] if world.rank == 0 else [torch.nn.Parameter(torch.ones(7))]})
+        optimizer.param_groups[0]["params"].append(new)
+        model(torch.ones(2, 4)).sum().backward()
+        with pytest.raises(hvd.InvalidArgumentError, match=BY_HAND):
+            optimizer.step()
+
+
+def test_a_parameter_whose_group_was_refused_is_not_known(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(put_in_by_hand_after_it_was_refused, 2)
 
 
 def optimizer_whose_zero_grad_takes_nothing() -> bool:

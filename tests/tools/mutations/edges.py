@@ -87,8 +87,8 @@ ROWS = (
     Mutation(
         "kernel-drain",
         "csrc/base/threads_inside.h",
-        "while (all_.load() > own_) {",
-        "while (all_.load() != 0) {",
+        "[] { return all_.load() <= own_; }",
+        "[] { return all_.load() == 0; }",
         ("calls_test",),
         objects=("calls.cc",),
     ),

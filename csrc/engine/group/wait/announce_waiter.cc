@@ -50,18 +50,14 @@ void AnnounceWaiter::wait_for_window(GroupParts::Locked& submitted, bool eager, 
 // Why no operation of a name can be announced now.
 std::string AnnounceWaiter::why_no_name() const {
   const Names& names = parts_.negotiation.names();
-  const auto world_rank = [this](int r) { return parts_.from.world_ranks[static_cast<size_t>(r)]; };
-  if (!names.is_all_passed_on()) {
-    return "rank " + std::to_string(world_rank(parts_.from.hosts.leader_here())) +
-           ", the leader of this host, has not told the other hosts what came before";
-  }
+  if (!names.is_all_passed_on()) return parts_.members.leader_is_behind();
   if (!names.has_room()) {
     return "all " + std::to_string(parts_.control().capacity()) +
            " tensor names of the group are in flight; if that is usual, raise RINGREDUCE_CACHE_CAPACITY";
   }
   std::vector<int> joined;
   for (const int r : parts_.from.hosts.here()) {
-    if (parts_.control().line(r).joined.load() != 0) joined.push_back(world_rank(r));
+    if (parts_.control().line(r).joined.load() != 0) joined.push_back(parts_.from.world_ranks[static_cast<size_t>(r)]);
   }
   return "an earlier operation of this name has not ended on rank(s) " + list_of(joined) + ", which joined";
 }
@@ -83,12 +79,7 @@ void AnnounceWaiter::wait_for_name(GroupParts::Locked& submitted, Operation& wai
     const std::string why = why_no_name();
     deadlock_watch_.look_for_timeout(
         waiter, "to call " + called_shortly(waiting.kind, waiting.name, waiting.number) + ", because " + why);
-    if (parts_.members.fail_if_unread(waiting)) return;
-    watchdog_.check_unsubmitted(waiting, why);
-    const double warning_s = parts_.from.settings.stall_warning_s;
-    const double age_s = static_cast<double>(now_ns() - waiting.submitted_ns) * 1e-9;
-    if (warning_s <= 0 || age_s < warning_s || waiting.warned.exchange(true)) return;
-    parts_.from.log.warning(parts_.from.where(waiting) + " waits because " + why);
+    if (!parts_.members.fail_if_unread(waiting)) watchdog_.check_unsubmitted(waiting, why);
   };
   waiter_.wait_until(announced, interrupt, tick);
   submitted.lock();

@@ -42,6 +42,8 @@ void DeadlockWatch::lift_block(GroupParts::Locked& submitted) {
     submitted.lock();
     if (has_failed(parts_.control()) || parts_.context.is_shut_down()) break;
   }
+  // Before this thread takes a number: all ranks go on behind those of the verdict.
+  if (parts_.negotiation.deadlock().is_withdrawn()) submitted->pending.withdraw();
   submitted->calls.set_many_threads();
 }
 

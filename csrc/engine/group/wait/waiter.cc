@@ -66,14 +66,6 @@ bool Waiter::is_ending(int64_t& since_ns) const {
   return true;
 }
 
-// A deadlock verdict has taken the request back. The thread that was blocked ends the operations of its rank; one that
-// called after the verdict has to see by itself that its request is gone.
-bool Waiter::is_void(const Operation& operation) const {
-  return operation.quick &&
-         parts_.control().head(operation.ticket.request_slot, parts_.from.rank).tag.load() != operation.ticket.tag &&
-         operation.state.load(std::memory_order_acquire) == State::kPending;  // else the slot may be another's by now
-}
-
 bool Waiter::wait_until_finished(Operation& operation, double timeout_s, Interrupt interrupt) {
   const bool is_message = operation.ticket.tag == 0;
   const ShownWait shown(parts_.context.wait_line(), is_message ? WaitLine::kOther : operation.ticket.request_slot + 1,
@@ -94,7 +86,7 @@ bool Waiter::wait_until_finished(Operation& operation, double timeout_s, Interru
     }
     if (parts_.negotiation.requests().is_settled(operation.ticket)) return true;
     parts_.throw_if_over();
-    return is_void(operation) || (blocked && parts_.negotiation.deadlock().is_withdrawn());
+    return blocked && parts_.negotiation.deadlock().is_withdrawn();
   };
   DeadlockTimeout::Waiter waiter(parts_.context.deadlock_timeout());
   // Once its own limit has run out, the caller may call what the others wait for; the group's limit fails the group.
@@ -132,7 +124,7 @@ bool Waiter::wait_until_finished(Operation& operation, double timeout_s, Interru
     if (blocked) deadlock_watch_.unblock();
     throw;
   }
-  if ((blocked && deadlock_watch_.unblock()) || is_void(operation))
+  if (blocked && deadlock_watch_.unblock())
     throw MismatchError(parts_.negotiation.deadlock().verdict().text + " " + parts_.from.where(operation));
   return in_time;
 }

@@ -29,7 +29,6 @@ class Waiter {
 
  private:
   bool is_ending(int64_t& since_ns) const;
-  bool is_void(const Operation& operation) const;
   std::string call_text(const Operation& operation) const;
   std::vector<int> missing_for_sure(const Operation& operation) const;
   std::string waits_for(const Operation& operation);

@@ -8,6 +8,10 @@
 #include "negotiation/segment/failure.h"
 
 namespace rr {
+namespace {
+constexpr int64_t kGraceNs = 2'000'000'000;
+}  // namespace
+
 // A rank that left cleanly is missed only by the operations that still need it. cut_off: by rank, what
 // Members::unreachable_because_of() says.
 void Watchdog::fail_if_needed_rank_left(const PendingOperations& pending, const std::vector<int>& cut_off) const {
@@ -69,8 +73,11 @@ void Watchdog::check_age(Operation& operation, int64_t now) const {
                      late_.where_they_stand(operation));
 }
 
-void Watchdog::check_unsubmitted(const Operation& waiting, const std::string& why) const {
+void Watchdog::check_unsubmitted(Operation& waiting, const std::string& why) const {
   const double age_s = static_cast<double>(now_ns() - waiting.submitted_ns) * 1e-9;
+  const double warning_s = parts_.from.settings.stall_warning_s;
+  if (warning_s > 0 && age_s >= warning_s && !waiting.warned.exchange(true))
+    parts_.from.log.warning(parts_.from.where(waiting) + " waits because " + why);
   const double timeout_s = parts_.context.timeout_s();
   if (timeout_s <= 0 || age_s <= timeout_s) return;
   const std::string unresponsive_ranks = list_of(parts_.members.unresponsive(kUnresponsiveS));
@@ -93,8 +100,9 @@ void Watchdog::check_window(Operation& waiting, bool eager) const {
   if (oldest != nullptr) return check_age(*oldest);
   std::vector<int> behind = unnamed.behind(eager);
   for (int& r : behind) r = parts_.from.world_ranks[static_cast<size_t>(r)];
-  check_unsubmitted(waiting, "rank(s) " + list_of(behind) + " have not ended the operation " +
-                                 std::to_string(eager ? kEagerCount : kUnnamedSlots) + " before it");
+  check_unsubmitted(waiting, behind.empty() ? parts_.members.leader_is_behind()
+                                            : "rank(s) " + list_of(behind) + " have not ended the operation " +
+                                                  std::to_string(eager ? kEagerCount : kUnnamedSlots) + " before it");
 }
 
 void Watchdog::look_at_lock_holders() const {
@@ -129,6 +137,23 @@ void Watchdog::fail_with_world() const {
     record_failure(parts_.control(), static_cast<FatalKind>(world.header().failure_kind), failure_text(world));
 }
 
+// A member on another host that could not make this group, and left, does not say that it leaves it. One that had the
+// group says so before it leaves the world; that may come a little later, over another connection.
+void Watchdog::mark_left_with_world() {
+  if (parts_.from.id == 0 || !parts_.from.hosts.several()) return;
+  left_world_ns_.resize(static_cast<size_t>(parts_.from.size()));
+  for (int r = 0; r < parts_.from.size(); ++r) {
+    int64_t& since_ns = left_world_ns_[static_cast<size_t>(r)];
+    const int world_rank = parts_.from.world_ranks[static_cast<size_t>(r)];
+    const bool has_left_world_only =
+        has_left(parts_.context.world().control().line(world_rank)) && !has_left(parts_.control().line(r));
+    if (!has_left_world_only) continue;
+    if (since_ns == 0) since_ns = now_ns();
+    if (now_ns() - since_ns > kGraceNs)
+      parts_.control().line(r).attendance.store(Attendance::kShutDown, std::memory_order_release);
+  }
+}
+
 void Watchdog::check(Operation& operation) const {
   check_age(operation);
   fail_with_world();
@@ -139,6 +164,7 @@ void Watchdog::check(Operation& operation) const {
 void Watchdog::look() {
   parts_.members.fail_if_dead();
   fail_with_world();
+  mark_left_with_world();
   std::vector<int> cut_off;
   for (int r = 0; r < parts_.from.size(); ++r) cut_off.push_back(parts_.members.unreachable_because_of(r));
   // Messages that a rank sent before it left are still in its link.

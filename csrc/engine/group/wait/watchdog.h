@@ -28,7 +28,7 @@ class Watchdog {
   void check(Operation& operation) const;  // a member that has left or calls on other memory; its age
   void check_age(Operation& operation) const { check_age(operation, now_ns()); }
   // The same of an operation that has no place yet in which the other ranks would see it. why: "all names are in use".
-  void check_unsubmitted(const Operation& waiting, const std::string& why) const;
+  void check_unsubmitted(Operation& waiting, const std::string& why) const;
   // The operation waits for room in the window, which moves when every rank has consumed its oldest operation: if that
   // takes too long, or a rank has left, it has failed.
   void check_window(Operation& waiting, bool eager) const;
@@ -40,12 +40,14 @@ class Watchdog {
   void fail_if_out_of_order(const PendingOperations& pending) const;
   void fail_if_unresponsive() const;
   void fail_with_world() const;
+  void mark_left_with_world();
   void fail_if_other_memory(const Operation& operation) const;
 
   const GroupParts& parts_;
   Executor& executor_;
   const GroupRelay& relay_;
   mutable LateOperations late_;
+  std::vector<int64_t> left_world_ns_;  // by group rank, since when it is seen to have left the world, and not this
 };
 
 }  // namespace rr
