@@ -12,9 +12,9 @@ ROWS = (
     ),
     Mutation(
         "eager-limit-of-the-world",
-        "csrc/engine/context.cc",
-        "world.hosts().several() ? usual_eager_nbytes(group.hosts()) : from.header().eager_nbytes.load()",
-        "from.header().eager_nbytes.load()",
+        "csrc/engine/group/group.cc",
+        "world.hosts_.several() ? usual_eager_nbytes(hosts_) : from.eager_nbytes.load()",
+        "from.eager_nbytes.load()",
         ("hosts_test::the eager limit of a process set",),
     ),
     Mutation(
