@@ -42,8 +42,8 @@ class Running:
         "context",
         "copied_before",
         "dynamic",
+        "first_set_id",
         "hosts",
-        "next_set_id",
         "placement",
         "process_sets",
         "reached",
@@ -64,7 +64,7 @@ class Running:
         self.context = context
         self.placement = placement
         self.process_sets: dict[int, ProcessSet] = {}
-        self.next_set_id = 1
+        self.first_set_id = next_set_id  # as this process has counted; the first is the largest of all ranks'
         self.timeout_s = timeout_s  # for meetings of ranks after init()
         self.dynamic = dynamic  # whether process sets may be added after init()
         self.copied_before = copied_before  # buffers.copied() at init()
@@ -78,6 +78,10 @@ class Running:
 
 
 current: Running | None = None
+next_set_id = 1
+"""Counts the process sets of all jobs of this process. Functions that a framework has traced hold a set by its id: with
+ids that began again in the next job they would communicate with other ranks than those that they were traced for.
+"""
 forked_from: Placement | None = None
 """In a forked child: the place of the rank it was forked from."""
 forks = 0

@@ -39,7 +39,8 @@ class ProcessSet:
             members (MPI.COMM_NULL: this rank is in none of them).
 
     Attributes:
-        process_set_id: the same on all ranks; None until the set is registered.
+        process_set_id: the same on all ranks, and not that of a set of an earlier job; None until the set is
+            registered.
         ranks: sorted list of global ranks; index = rank within the set. Empty until a set made from a communicator is
             registered.
         mpi_comm: the communicator it was made from; needed until it is registered, and not afterwards.
@@ -243,21 +244,24 @@ def register(process_set: ProcessSet | Iterable[int] | Any) -> ProcessSet:
     place = job.placement
     proposal = _proposal(added, place.rank)
     gathered = collective_json.allgather_json(
-        global_process_set.group, "add_process_set", [job.next_set_id, list(proposal)]
+        global_process_set.group, "add_process_set", [job.first_set_id, state.next_set_id, list(proposal)]
     )
-    # The largest: a rank whose last call has failed, and not the others', counts fewer. Links go by the id.
-    set_id = max(number for number, _ in gathered)
-    proposals = [Proposal(*other) for _, other in gathered]
+    # The largest: a rank whose last call has failed, and not the others', counts fewer, and so does one that has been
+    # in fewer jobs. Links go by the id, so those of a job differ; after the network's last one they begin again at 1.
+    first, number = (max(count[which] for count in gathered) for which in range(2))
+    had = number - first
+    set_id = (number - 1) % job.context.most_group + 1
+    proposals = [Proposal(*other) for _, _, other in gathered]
     family = sets_of(proposals, place.rank)
     problem = _problem(family, added, job)
-    if problem is None and set_id > job.context.most_group:
+    if problem is None and had >= job.context.most_group:
         problem = (
-            f"add_process_set: this job has had {set_id - 1} process sets, removed ones included, and MPI has no tags "
+            f"add_process_set: this job has had {had} process sets, removed ones included, and MPI has no tags "
             "for one more (MPI_TAG_UB). Keep sets rather than make them anew, or use RINGREDUCE_TRANSPORT=shm+tcp"
         )
     if problem is not None:  # only now, so that ranks that passed something else raise as well instead of waiting
         raise InvalidArgumentError(problem)
-    job.next_set_id = set_id + 1
+    state.next_set_id = number + 1
     ranks = next(
         (ranks for ranks in family if place.rank in ranks), [] if proposal.world_rank is not None else family[0]
     )

@@ -206,7 +206,7 @@ def ids_after_a_failure() -> list[int | None]:
     import ringreduce as rr
 
     with rr.init() as world:
-        state.require().next_set_id += 0 if world.rank == 0 else 1
+        state.next_set_id += 0 if world.rank == 0 else 1
         return [rr.add_process_set(ranks).process_set_id for ranks in ([0, 1], [1, 2])]
 
 
@@ -219,8 +219,8 @@ def last_sets() -> tuple[int | None, int, str]:
     import ringreduce as rr
 
     with rr.init():
-        job = state.require()
-        job.next_set_id = most = job.context.most_group
+        most = state.require().context.most_group
+        state.next_set_id = most
         last = rr.add_process_set([0, 1])
         refused = caught(lambda: rr.add_process_set([1, 2]))
         rr.barrier()  # the job goes on
@@ -232,6 +232,31 @@ def test_a_set_for_which_the_network_has_no_channels_is_refused_on_all_ranks() -
         assert number == most
         assert refused.startswith("InvalidArgumentError: add_process_set: this job has had"), refused
         assert "MPI_TAG_UB" in refused
+
+
+def ids_of_jobs() -> tuple[list[list[int | None]], int]:
+    """The ids of the sets of three jobs, and the highest that there is. The last job begins with it."""
+    import ringreduce as rr
+
+    ids, most = [], 0
+    for number in range(3):
+        if number == 2:
+            state.next_set_id = most
+        with rr.init() as world:
+            most = state.require().context.most_group
+            if number == 1 and world.rank == 2:
+                state.next_set_id += 1  # as where this process alone was in one more job between the two
+            sets = [rr.add_process_set(ranks) for ranks in ([0, 1], [1, 2])]
+            ids.append([one.process_set_id for one in sets])
+            sums = [int(rr.allreduce(1, op=rr.Sum, process_set=one)) for one in sets if one.included()]
+            assert sums == ([2, 2] if world.rank == 1 else [2])
+            rr.barrier()
+    return ids, most
+
+
+def test_ids_of_a_job_are_none_of_an_earlier_job_while_the_network_has_others() -> None:
+    for ids, most in run_ranks(ids_of_jobs, 3):
+        assert ids == [[1, 2], [4, 5], [most, 1]]
 
 
 def one_set_off() -> str:

@@ -290,6 +290,31 @@ def test_arguments_devices_and_the_life_of_a_job() -> None:
     run_ranks(arguments, 1, env=ENV)
 
 
+def program_of_an_earlier_job() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    import ringreduce.jax as hvd
+
+    alone = [hvd.ProcessSet([rank]) for rank in range(2)]
+    with hvd.init(process_sets=alone) as world:
+        x = jnp.full(3, world.rank + 1.0)
+        program = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum, process_set=alone[world.rank]))
+        assert program(x).tolist() == x.tolist()
+    with hvd.init(process_sets=alone[::-1]):
+        with pytest.raises(RuntimeError, match="InvalidArgumentError: Process set provided does not exist"):
+            jax.block_until_ready(program(x))
+        with pytest.raises(hvd.InvalidArgumentError), hvd.named_errors():
+            jax.block_until_ready(program(x))
+        jax.clear_caches()
+        assert program(x).tolist() == x.tolist()
+        hvd.barrier()
+
+
+def test_a_program_for_a_process_set_of_an_earlier_job_is_refused() -> None:
+    run_ranks(program_of_an_earlier_job, 2, env=ENV)
+
+
 def die(compiled: bool) -> None:
     import os
 

@@ -94,10 +94,19 @@ def errors() -> str:
 
     close(hvd._allreduce(tf.fill([2], rank + 1.0)), [3.0, 3.0])
     many(tf, hvd, rank)
+    alone = [hvd.add_process_set([one]) for one in range(2)]
+    of_mine = partial(hvd._allreduce, process_set=alone[rank])
+    traced = tf.function(of_mine)
+    close(traced(tf.fill([2], rank + 1.0)), [rank + 1.0] * 2)
     hvd.shutdown()
     check(lambda: hvd._allreduce(tf.zeros([2])), *absent, "has not been initialized")
     hvd.init()
     close(tf.function(hvd._allreduce)(tf.fill([2], rank + 1.0)), [3.0, 3.0])
+    for one in reversed(alone):
+        hvd.add_process_set(one)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Process set provided does not exist"):
+        traced(tf.ones([2]))
+    close(tf.function(of_mine)(tf.fill([2], rank + 1.0)), [rank + 1.0] * 2)
     return "done"
 
 
