@@ -23,6 +23,9 @@ _LEFT_OUT_ALONE = (
 class Wrapper(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     """An optimizer that has another one, whose state is its own.
 
+    Checkpoints (tf.train.Checkpoint) of both are alike. They ask the methods of Trackable for the state: which
+    variables there are, and where the values of those are kept that only the first step will make.
+
     Args:
         optimizer: what updates the variables.
         name: of the wrapper. use_locking: for the base class.
@@ -43,6 +46,20 @@ class Wrapper(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     def variables(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped optimizer's."""
         return self._optimizer.variables(*args, **kwargs)
+
+    def _trackable_children(self, *args: Any, **kwargs: Any) -> Any:
+        return self._optimizer._trackable_children(*args, **kwargs)
+
+    def _lookup_dependency(self, *args: Any, **kwargs: Any) -> Any:
+        return self._optimizer._lookup_dependency(*args, **kwargs)
+
+    @property
+    def _deferred_dependencies(self) -> Any:
+        self._optimizer._maybe_initialize_trackable()
+        return self._optimizer._deferred_dependencies
+
+    def _create_or_restore_slot_variable(self, *args: Any, **kwargs: Any) -> Any:
+        return self._optimizer._create_or_restore_slot_variable(*args, **kwargs)
 
     def _check_scale(self, process_set: ProcessSet, what: str | None, has_local: bool = False) -> None:
         """For compute_gradients(): raises InvalidArgumentError where a loss scale looks at a rank's own gradients.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -191,6 +193,54 @@ def legacy_loss_scales(rank: int) -> None:
             near(scale(), left)
 
 
+def legacy_checkpoints(rank: int) -> None:
+    """A fresh optimizer goes on from tf.train.Checkpoint as the saved one does, and files are the plain optimizer's."""
+    scaling = v1.mixed_precision
+    plain_ones = (
+        lambda: v1.train.MomentumOptimizer(0.1, 0.9),
+        lambda: v1.train.AdamOptimizer(0.1),
+        lambda: scaling.MixedPrecisionLossScaleOptimizer(
+            v1.train.AdamOptimizer(0.1), scaling.DynamicLossScale(4.0, increment_period=2)
+        ),
+    )
+    pair = hvd.add_process_set([1, 2])
+    for options in ({"op": hvd.Average}, {"op": hvd.Adasum, "process_set": pair}):
+        for plain in plain_ones:
+            for before, after in ((True, True), (False, True), (True, False)):
+                goes_on_from_a_checkpoint(rank, plain, [options if ours else None for ours in (before, after)])
+    hvd.remove_process_set(pair)
+
+
+def goes_on_from_a_checkpoint(rank: int, plain: Callable[[], Any], wrapped: list[dict[str, Any] | None]) -> None:
+    """wrapped: by what options what is saved, and what it is loaded into, are distributed; None: they are not."""
+
+    def made(options: dict[str, Any] | None) -> tuple[Any, Any, Any]:
+        optimizer, variable = plain(), tf.Variable(BASE, dtype=tf.float32)  # loss scales take no float64
+        if options is not None:
+            optimizer = hvd.DistributedOptimizer(optimizer, **options)
+        return optimizer, variable, tf.train.Checkpoint(variable=variable, optimizer=optimizer)
+
+    def take(count: int, optimizer: Any, variable: Any) -> None:
+        for _ in range(count):  # the gradient is the same on all ranks, so that plain optimizers take the same steps
+            optimizer.minimize(lambda: tf.reduce_sum(variable**2), var_list=[variable])
+
+    saved, of_saved, checkpoint = made(wrapped[0])
+    take(3, saved, of_saved)
+    with tempfile.TemporaryDirectory() as folder:
+        path = checkpoint.save(f"{folder}/state")
+        for steps_before in (0, 1):  # without its slots, and with some that the file replaces
+            loaded, of_loaded, checkpoint = made(wrapped[1])
+            take(steps_before, loaded, of_loaded)
+            status = checkpoint.restore(path)
+            take(1, loaded, of_loaded)
+            status.assert_consumed()
+            if steps_before == 0:
+                take(1, saved, of_saved)
+            near(of_loaded, of_saved, 1e-5)
+            for name in saved.get_slot_names():
+                near(loaded.get_slot(of_loaded, name), saved.get_slot(of_saved, name), 1e-5)
+
+
 def legacy_graph(rank: int) -> None:
     """A script of TensorFlow 1: the hook broadcasts, the optimizer reduces; dense and sparse, also in passes."""
     for passes, resource, sparse_as_dense in ((1, True, False), (1, False, True), (2, True, True)):
@@ -311,6 +361,7 @@ CHECKS = [
     adasum,
     legacy_eager,
     legacy_loss_scales,
+    legacy_checkpoints,
     legacy_graph,
     keras_optimizers,
     tapes_before_keras_optimizers,
