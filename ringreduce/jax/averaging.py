@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.jax import alike
 from ringreduce.jax.optimizer import GradientTransformation
+from ringreduce.jax.primitives import decision
 from ringreduce.jax.reductions import grouped_allreduce
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 
@@ -98,7 +99,8 @@ class LocalSGD:
         def alike() -> tuple[Any, LocalSGDState]:
             return jax.tree_util.tree_map(jnp.asarray, params), state
 
-        return jax.lax.cond(state.step > self._warmup, averaged, alike)  # type: ignore[no-any-return]
+        has_begun = decision(state.step > self._warmup, self._name)
+        return jax.lax.cond(has_begun, averaged, alike)  # type: ignore[no-any-return]
 
     def _advanced(
         self, gradients: Any, state: LocalSGDState, params: Any, extra: dict[str, Any], as_updates: bool
@@ -106,11 +108,11 @@ class LocalSGD:
         params = jax.tree_util.tree_map(jnp.asarray, params)
         if self._outer is not None:
             # Here, and not in init(), which may have been given others: with this step ranks begin to step alone.
-            begins = state.step == self._warmup
+            begins = decision(state.step == self._warmup, self._name)
             begun = jax.lax.cond(begins, self._begun, _second, params, state.common, state.step)
             state = state._replace(common=begun)
         if self._warmup:
-            is_warming = state.step < self._warmup
+            is_warming = decision(state.step < self._warmup, self._name)
             gradients = jax.lax.cond(is_warming, self._averaged_gradients, _unchanged, gradients, state.step)
         updates, inner = self._inner.update(gradients, state.inner, params, **extra)
         updates = jax.tree_util.tree_map(jnp.asarray, updates)
@@ -126,9 +128,8 @@ class LocalSGD:
             return updates if as_updates else _moved(params, updates), alone
 
         since = step - self._warmup
-        return jax.lax.cond(  # type: ignore[no-any-return]
-            (since > 0) & (since % self._every == 0), average, go_on
-        )
+        ends = decision((since > 0) & (since % self._every == 0), self._name)
+        return jax.lax.cond(ends, average, go_on)  # type: ignore[no-any-return]
 
     def _begun(self, params: Any, like: Any, step: Any) -> Any:
         """m where the periods begin, the same on all ranks also where their parameters differ: the mean of these.

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from ringreduce.collectives.ops import Average
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.jax.compression import Compression
+from ringreduce.jax.primitives import decision
 from ringreduce.jax.reductions import grouped_allreduce
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 
@@ -72,10 +73,12 @@ def distributed(
     if not every >= 1 or every % 1 != 0:
         raise InvalidArgumentError(f"distributed(): every must be a whole number, 1 or more, not {every}")
 
+    name = f"distributed(every={int(every)})"
+
     def reduced(gradients: Any) -> Any:
         return grouped_allreduce(
             gradients,
-            name=None if every == 1 else f"distributed(every={int(every)})",  # a MismatchError where ranks have others
+            name=None if every == 1 else name,  # a MismatchError where ranks have others
             op=op,
             prescale_factor=prescale_factor,
             postscale_factor=postscale_factor,
@@ -110,6 +113,7 @@ def distributed(
             updates = jax.tree_util.tree_map(jnp.zeros_like, jax.eval_shape(finish)[0])
             return updates, AccumulationState(state.inner, state.step + 1, total)
 
-        return jax.lax.cond(state.step == every - 1, finish, go_on)  # type: ignore[no-any-return]
+        is_last = decision(state.step == every - 1, name)
+        return jax.lax.cond(is_last, finish, go_on)  # type: ignore[no-any-return]
 
     return made(init, accumulate)

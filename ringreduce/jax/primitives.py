@@ -27,6 +27,16 @@ def bind(call: Call, *operands: Any) -> list[Any]:
     return outputs
 
 
+def decision(predicate: Any, what: str) -> jax.Array:
+    """The predicate of a lax.cond that decides about a collective, unchanged.
+
+    what: who decides, for the NotImplementedError that jax.vmap raises where mapped elements have predicates of their
+    own. For these lax.cond would run both branches, and JAX refuses that for effects of its own only.
+    """
+    decided: jax.Array = DECISION.bind(jnp.asarray(predicate), what=what)
+    return decided
+
+
 def result_avals(call: Call, operands: Sequence[Any]) -> list[Any]:
     """The abstract outputs; barrier() has one, for the sake of having something to wait for."""
     if call.kind == "barrier":
@@ -104,3 +114,8 @@ def _primitive(kind: str) -> Primitive:
 
 
 PRIMITIVES = {kind: _primitive(kind) for kind in KINDS}
+
+DECISION = Primitive("ringreduce_decision")
+DECISION.def_impl(lambda predicate, what: predicate)
+DECISION.def_abstract_eval(lambda predicate, what: predicate)
+mlir.register_lowering(DECISION, lambda ctx, predicate, what: [predicate])

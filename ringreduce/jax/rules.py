@@ -23,7 +23,7 @@ from jax.interpreters import ad, batching
 from ringreduce.collectives.ops import Average, ReduceOp, Sum
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.jax.call import Call
-from ringreduce.jax.primitives import KINDS, PRIMITIVES, bind
+from ringreduce.jax.primitives import DECISION, KINDS, PRIMITIVES, bind
 
 BATCHED = ("allreduce", "broadcast", "reduce")
 """Element by element, hence the same on an array with one dimension more."""
@@ -113,7 +113,20 @@ def _batch(operands: Sequence[Any], axes: Sequence[int | None], *, call: Call) -
     return bind(call, *operands), list(axes)
 
 
+def _refuse_to_decide(operands: Sequence[Any], axes: Sequence[int | None], *, what: str) -> Any:
+    raise NotImplementedError(
+        f"{what} communicates in the steps that its counter says, and within jax.vmap each mapped element has its own "
+        "counter: call it outside of vmap, on the stacked pytree, with one counter for all"
+    )
+
+
+def _jvp_of_decision(primals: Sequence[Any], tangents: Sequence[Any], *, what: str) -> tuple[Any, Any]:
+    return DECISION.bind(*primals, what=what), _zero(primals[0])
+
+
 for kind in KINDS:
     ad.primitive_jvps[PRIMITIVES[kind]] = _jvp
     ad.primitive_transposes[PRIMITIVES[kind]] = _transpose
     batching.primitive_batchers[PRIMITIVES[kind]] = _batch
+ad.primitive_jvps[DECISION] = _jvp_of_decision
+batching.primitive_batchers[DECISION] = _refuse_to_decide

@@ -225,6 +225,71 @@ def test_control_flow() -> None:
     run_ranks(control_flow, 2, env=ENV)
 
 
+def steps_that_decide() -> None:
+    """Optimizers whose counter of steps decides about a collective: under vmap, and under all else as before."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax import export
+
+    import ringreduce.jax as hvd
+
+    def last(tx: Any) -> Any:
+        """The updates of the second step, which communicates."""
+        return lambda gradients, step, params: tx.update(gradients, tx.init(params)._replace(step=step), params)[0]
+
+    with hvd.init() as world:
+        x = jnp.arange(6.0).reshape(2, 3) + world.rank
+        inner, one = hvd.diloco(0.1), jnp.ones((), jnp.int32)
+        counted = {
+            "distributed": hvd.distributed(inner, every=2),
+            "local_sgd": hvd.local_sgd(inner, every=2),
+            "local_sgd, warmup": hvd.local_sgd(inner, every=2, warmup=1),
+            "local_sgd, outer": hvd.local_sgd(inner, every=2, outer=hvd.diloco()),
+        }
+        for kind, tx in counted.items():
+            states = jax.vmap(tx.init)(x)
+            before = hvd.stats()["operations"]
+            calls = [(tx.update, (x, states, x))]
+            if kind != "distributed":
+                calls += [(tx.step, (x, states, x)), (tx.synchronize, (x, states))]
+            for call, arguments in calls:
+                for mapped in (jax.vmap(call), jax.jit(jax.vmap(call))):
+                    with pytest.raises(NotImplementedError, match=rf"^{kind[:9]}.*jax\.vmap.* on the stacked pytree"):
+                        mapped(*arguments)
+            assert hvd.stats()["operations"] == before
+
+            # A step that is not mapped is one counter for all.
+            axes = jax.tree_util.tree_map(lambda _: 0, states)._replace(step=None)
+            by_element = jax.jit(jax.vmap(tx.update, in_axes=(0, axes, 0), out_axes=(0, axes)))
+            together, state, states = jax.jit(tx.update), tx.init(x), states._replace(step=jnp.zeros((), jnp.int32))
+            for number in range(1, 5):
+                updates, state = together(x * number, state, x)
+                of_elements, states = by_element(x * number, states, x)
+                np.testing.assert_allclose(of_elements, updates, rtol=1e-14)
+
+            update = last(tx)
+            expected = update(x, one, x)
+            np.testing.assert_allclose(jax.jit(update)(x, one, x), expected, rtol=1e-14)
+            with jax.disable_jit():
+                np.testing.assert_allclose(update(x, one, x), expected, rtol=1e-14)
+            loss = lambda gradients, update=update: update(gradients, one, x).sum()  # noqa: E731
+            slopes = jax.grad(loss)(x)
+            assert (np.asarray(slopes) < 0).all()
+            np.testing.assert_allclose(jax.jit(jax.grad(jax.checkpoint(loss)))(x), slopes, rtol=1e-14)
+            np.testing.assert_allclose(jax.jvp(loss, (x,), (x * 0 + 1,))[1], slopes.sum(), rtol=1e-14)
+            scanned = jax.jit(lambda state, xs, tx=tx: jax.lax.scan(lambda s, g: tx.update(g, s, x)[::-1], state, xs))
+            _, many = scanned(tx.init(x), jnp.stack([x, 2 * x, 3 * x, 4 * x]))
+            np.testing.assert_allclose(many[-1], updates, rtol=1e-14)
+            unchecked = [export.DisabledSafetyCheck.custom_call("ringreduce_allreduce")]
+            program = export.export(jax.jit(update), disabled_checks=unchecked)(x, one, x)
+            np.testing.assert_allclose(program.call(x, one, x), expected, rtol=1e-14)
+
+
+def test_a_counter_of_steps_is_not_mapped() -> None:
+    run_ranks(steps_that_decide, 2, env=ENV)
+
+
 def order() -> list[str]:
     import re
 

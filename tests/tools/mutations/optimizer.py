@@ -322,15 +322,15 @@ ROWS = (
     Mutation(
         "jax-other-steps",
         "ringreduce/jax/alike.py",
-        "jax.lax.cond(are_in_one_step(mean), ",
-        "jax.lax.cond(are_in_one_step(mean) | True, ",
+        "decision(are_in_one_step(mean), ",
+        "decision(are_in_one_step(mean) | True, ",
         ("test_jax_local_sgd_apart.py::test_ranks_in_other_steps_are_told_so",),
     ),
     Mutation(
         "jax-local-sgd-begins-apart",
         "ringreduce/jax/averaging.py",
-        "            begins = state.step == self._warmup\n",
-        "            begins = state.step < 0\n",
+        "            begins = decision(state.step == self._warmup, ",
+        "            begins = decision(state.step < 0, ",
         ("test_jax_local_sgd_apart.py::test_ranks_that_begin_apart_are_the_same_after_an_averaging",),
     ),
     Mutation(
