@@ -26,6 +26,8 @@ KILL_AFTER_S = 1.5  # between SIGTERM and SIGKILL
 ASKED_GRACE_S = 30.0  # at least, for ranks that the user has asked to end
 ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 """The signals that ask a job to end; others mean what the ranks make of them."""
+UNREAD_S = 0.5
+"""How long readers of output may take nothing when all ranks have ended and the user has asked for the end."""
 OVERDUE_S = 1.0  # a timer that is due waits so long at most for what there is to read
 ABANDON_AFTER_S = 10.0  # between SIGKILL and giving up on a rank that the kernel cannot end
 
@@ -179,6 +181,10 @@ class Job(abc.ABC, Generic[AnyRank]):
         self.give_up_output()
         self._after(ABANDON_AFTER_S, self.abandon)
 
+    def end_unless_read(self) -> None:
+        """The user asks for the end when all ranks have ended: gives up output once nobody reads any for UNREAD_S."""
+        self.timers.setdefault("output", (time.monotonic() + UNREAD_S, self._give_up_unread))
+
     def give_up_output(self) -> None:
         """What is not written when all ranks have ended is not waited for."""
         self._insisted = True
@@ -211,6 +217,13 @@ class Job(abc.ABC, Generic[AnyRank]):
         if "end" not in self.timers:
             self._after(grace_s, then)
         return grace_s
+
+    def _give_up_unread(self) -> None:
+        due = max(sink.taken_at for sink in self.sinks) + UNREAD_S
+        if time.monotonic() < due:
+            self.timers["output"] = (due, self._give_up_unread)
+        else:
+            self.give_up_output()
 
     def _hear_last_words(self, until: float) -> None:
         """Reads on what ranks that have ended have started, until the user insists."""

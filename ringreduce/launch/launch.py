@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Generic, TypeVar
 
-from ringreduce.launch.job import ENDING, Job
+from ringreduce.launch.job import ENDING, UNREAD_S, Job
 from ringreduce.launch.output import Lines, Sink, rank_copies, rank_lines
 from ringreduce.launch.spawn import no_descriptor
 from ringreduce.launch.terminal import Keyboard, end_by, signals_as_events
@@ -52,6 +52,8 @@ class Launch(abc.ABC, Generic[AnyJob]):
         self.job = new_job(self.report)
         self._prog = prog
         self._has_lost_output = False
+        self._has_given_up = False  # output that nobody has read in time, at a signal of the user's
+        self._last_signal = 0  # that asked for the end
         self.out = Sink(STDOUT, self.job.selector, partial(self._lose_output, "stdout"))
         # `2>&1`: one queue for both, so that lines of the two neither mix nor change places.
         lose = partial(self._lose_output, "stderr")
@@ -91,12 +93,14 @@ class Launch(abc.ABC, Generic[AnyJob]):
                     self.report(no_descriptor(error, self.what_is_next()) or cannot)
                     return NOT_FOUND_STATUS if isinstance(error, FileNotFoundError) else CANNOT_RUN_STATUS
                 self.job.run()
+                self._give_up_the_rest()
             finally:
                 if self.keyboard is not None:
                     self.keyboard.close()
         if self._quit:
             end_by(signal.SIGQUIT)
-        return self.job.exit_status() or int(self._has_lost_output)
+        unread = 128 + self._last_signal if self._has_given_up else 0
+        return self.job.exit_status() or unread or int(self._has_lost_output)
 
     def report(self, line: str) -> None:
         """Tells the user a line."""
@@ -138,6 +142,13 @@ class Launch(abc.ABC, Generic[AnyJob]):
         self._has_lost_output = True
         self.report(f"cannot write to {where}: {why}; the rest of the ranks' output there is lost")
 
+    def _give_up_the_rest(self) -> None:
+        """When the job is over, and not all is written: the user has not waited for it."""
+        for name, sink in (("stdout", self.out), ("stderr", self.err)):
+            if nbytes := sink.give_up():
+                self._has_given_up = True
+                self.report(f"{name}: the last {nbytes} bytes of output are lost: they were not read in time")
+
     def _lose_copy(self, why: str) -> None:
         self._has_lost_output = True
         self.report(f"{why}; the file ends here, the rank goes on")
@@ -152,21 +163,23 @@ class Launch(abc.ABC, Generic[AnyJob]):
             self.report(f"{name}: killing all ranks")
             self.job.stop_now()
             return
+        has_ended = self.job.is_over()
+        if signum in ENDING:
+            self._last_signal = signum
         insistent = signum in (signal.SIGINT, signal.SIGTERM)  # SIGHUP may come twice: from the kernel and the shell
         if insistent and self._interrupted_at < math.inf:
             if time.monotonic() - self._interrupted_at < AGAIN_S:
-                self.report(
-                    f"{name} within {AGAIN_S:g} s of the first signal: not counted; a later one kills all ranks"
-                )
+                later = "gives up the rest of the output" if has_ended else "kills all ranks"
+                self.report(f"{name} within {AGAIN_S:g} s of the first signal: not counted; a later one {later}")
                 return
-            self.report(f"{name} again: killing all ranks")
+            self.report(f"{name} again: {'the rest of the output is given up' if has_ended else 'killing all ranks'}")
             self.job.stop_now()
             return
         if insistent:
             self._interrupted_at = time.monotonic()
-        if signum in ENDING and self.job.is_over():
-            self.report(f"{name}: all ranks have ended; output that nobody reads is given up")
-            self.job.give_up_output()
+        if signum in ENDING and has_ended:
+            self.report(f"{name}: all ranks have ended; output that nobody reads for {UNREAD_S:g} s is given up")
+            self.job.end_unless_read()
             return
         self.report(f"{name}: passing it on to all ranks")
         self.job.pass_on(signum)

@@ -131,6 +131,8 @@ class Sink(Flow):
         self._pieces = self._lines if not self.terminal or self._own_fd >= 0 else _TTY_PIECE.findall
         self.broken = False
         """Whether nothing can be written there any more."""
+        self.taken_at = -math.inf
+        """When the reader last took something, by time.monotonic()."""
         self._queue: deque[bytes] = deque()
         self._queued = 0
         self._line_of: Lines | None = None  # what has put a line whose end is not there yet
@@ -169,6 +171,7 @@ class Sink(Flow):
             if not has_reader_gone and self._lost is not None:
                 self._lost(error.strerror or str(error))
             return
+        self.taken_at = time.monotonic()
         rest = self._queue.popleft()[written:]
         if rest:
             self._queue.appendleft(rest)
@@ -191,6 +194,14 @@ class Sink(Flow):
             before = self._queued
             self.flush()
 
+    def give_up(self) -> int:
+        """Writes what can be written without blocking, and drops the rest; returns how many bytes that was."""
+        self.flush_ready()
+        dropped = self._queued
+        if dropped:
+            self._drop()
+        return dropped
+
     def close(self) -> None:
         """Gives back what it has opened; nothing can be written any more. Idempotent."""
         self.broken = True
@@ -209,10 +220,13 @@ class Sink(Flow):
 
     def _break(self) -> None:
         self.broken = True
+        self._drop()
+        self.lose_reader()
+
+    def _drop(self) -> None:
         self._queue.clear()
         self._queued = 0
         self.selector.unregister(self.fd)
-        self.lose_reader()
 
 
 def _unblocked(terminal: int) -> int:

@@ -36,7 +36,8 @@ With --transport mpi the mpirun of the MPI that mpi4py loads starts the ranks, w
 counts for MPICH alone.
 
 exit status: that of the first rank to fail, 128 + N if signal N killed it; 2 for a wrong command line;
-126 or 127 if the program cannot be run; 1 if all ranks have succeeded, but their output cannot be written, here or to
+126 or 127 if the program cannot be run; 128 + N if all ranks have succeeded, and signal N has ended ringrun before all
+of their output was read; 1 if all ranks have succeeded, but their output cannot be written, here or to
 --output-filename (a full disk; a reader that has gone is none of this); mpirun's own with --transport mpi.
 
 A program train.py runs under ringrun's own Python, as -m MODULE does.

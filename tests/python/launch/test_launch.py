@@ -46,9 +46,11 @@ def ringrun(*argv: str, env: dict[str, str] | None = None, stdin: str = "") -> s
 
 
 @contextmanager
-def running(*argv: str) -> Iterator[subprocess.Popen[str]]:
+def running(*argv: str, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+    """env: the whole environment."""
+    environ = env or clean_environment()
     process = subprocess.Popen(
-        [*RINGRUN, *argv], env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*RINGRUN, *argv], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     with process:
         try:

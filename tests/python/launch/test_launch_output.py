@@ -22,20 +22,24 @@ from processes import completed, ends
 from ranks import clean_environment
 from test_launch import RINGRUN, python, ringrun, running
 
-from ringreduce.launch import output
+from ringreduce.launch import output, supervise
 from ringreduce.launch import ringrun as ringrun_module
 from ringreduce.launch.events import handle
 from ringreduce.launch.output import Sink, rank_lines
 from ringreduce.launch.terminal import Keyboard
 
 
-def listening_for_long(folder: Path) -> dict[str, str]:
-    """The environment of a ringrun that listens without end, and its agents too, to what ended ranks have started."""
-    (folder / "sitecustomize.py").write_text(
-        "from ringreduce.launch import output\noutput.SILENCE_S = output.LAST_WORDS_S = 1000.0\n"
-    )
+def beginning_with(code: str, folder: Path) -> dict[str, str]:
+    """The environment of a ringrun, and of its agents, that run this first."""
+    (folder / "sitecustomize.py").write_text(code)
     environ = clean_environment()
     return environ | {"PYTHONPATH": f"{folder}:{environ['PYTHONPATH']}"}
+
+
+def listening_for_long(folder: Path) -> dict[str, str]:
+    """The environment of a ringrun that listens without end, and its agents too, to what ended ranks have started."""
+    code = "from ringreduce.launch import output\noutput.SILENCE_S = output.LAST_WORDS_S = 1000.0\n"
+    return beginning_with(code, folder)
 
 
 WRITE_IN_PIECES = """
@@ -250,20 +254,108 @@ def test_a_reader_that_does_not_read_holds_up_no_killing() -> None:
         assert process.wait(SOON_S) == 9
 
 
+NBYTES_HELD = 500_000
+"""Less than ringrun holds, and more than a pipe does."""
+
+
+def read_but_for_what_is_held(process: subprocess.Popen[str], status: int) -> None:
+    """Reads what a rank writes that ends with this status, until ringrun and the pipe hold the rest."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    nbytes = 3_000_000 - NBYTES_HELD
+    assert len(process.stdout.read(nbytes)) == nbytes
+    while f"exited with status {status}" not in (line := process.stderr.readline()):
+        assert line
+
+
+def writing(status: int) -> list[str]:
+    """What is read by read_but_for_what_is_held()."""
+    return ["-v", "-np", "1", "sh", "-c", f"yes | head -c 3000000; exit {status}"]
+
+
+IS_LOST = r"ringrun: stdout: the last (\d+) bytes of output are lost: they were not read in time\n"
+
+
+@pytest.mark.parametrize("status", [0, 3])
 @pytest.mark.parametrize("word", ["INT", "TERM", "HUP"])
-def test_a_signal_ends_a_ringrun_whose_ranks_have_ended_and_whose_output_nobody_reads(word: str) -> None:
-    nbytes = 3_000_000
-    script = f"yes | head -c {nbytes}; exit 3"
-    with running("-np", "1", "sh", "-c", script) as process:
-        assert process.stdout is not None
+def test_a_signal_ends_a_ringrun_whose_ranks_have_ended_and_whose_output_nobody_reads(word: str, status: int) -> None:
+    signum = signal.Signals["SIG" + word]
+    with running(*writing(status)) as process:
+        read_but_for_what_is_held(process, status)
+        process.send_signal(signum)
         assert process.stderr is not None
-        left = nbytes - 2_500_000  # less than ringrun holds, and more than a pipe does
-        assert len(process.stdout.read(nbytes - left)) == nbytes - left
-        assert "exited with status 3" in process.stderr.readline()
+        said, lost = (process.stderr.readline() for _ in range(2))
+        assert process.wait(SOON_S) == status or 128 + signum
+        assert process.stdout is not None
+        rest = len(process.stdout.read())
+    assert said == f"ringrun: SIG{word}: all ranks have ended; output that nobody reads for 0.5 s is given up\n"
+    is_lost = re.fullmatch(IS_LOST, lost)
+    assert is_lost, lost
+    assert int(is_lost[1]) == NBYTES_HELD - rest
+
+
+FOR_READERS = "from ringreduce.launch import job\njob.UNREAD_S = 1000.0\n"
+"""ringrun has patience with them."""
+
+
+@pytest.mark.parametrize("word", ["INT", "TERM", "HUP"])
+def test_a_signal_gives_up_no_output_that_is_read(word: str, tmp_path: Path) -> None:
+    """As of `systemctl stop`, at which ranks save, print and end before a slow ringrun learns of the signal."""
+    with running(*writing(0), env=beginning_with(FOR_READERS, tmp_path)) as process:
+        read_but_for_what_is_held(process, 0)
         process.send_signal(signal.Signals["SIG" + word])
+        assert process.stderr is not None
+        assert "all ranks have ended" in process.stderr.readline()
+        assert process.stdout is not None
+        assert len(process.stdout.read()) == NBYTES_HELD
+        assert process.stderr.read() == ""
+        assert process.wait(SOON_S) == 0
+
+
+@pytest.mark.parametrize("again_s", [0.0, 1000.0])
+def test_a_second_signal_gives_up_output_at_once(again_s: float, tmp_path: Path) -> None:
+    code = f"{FOR_READERS}from ringreduce.launch import launch\nlaunch.AGAIN_S = {again_s}\n"
+    with running(*writing(0), env=beginning_with(code, tmp_path)) as process:
+        read_but_for_what_is_held(process, 0)
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        assert "all ranks have ended" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
         said = process.stderr.readline()
-        assert process.wait(SOON_S) == 3
-    assert said == f"ringrun: SIG{word}: all ranks have ended; output that nobody reads is given up\n"
+        if again_s > 0:
+            assert said.endswith(" not counted; a later one gives up the rest of the output\n")
+            return
+        assert said == "ringrun: SIGINT again: the rest of the output is given up\n"
+        assert re.fullmatch(IS_LOST, process.stderr.readline())
+        assert process.wait(SOON_S) == 128 + signal.SIGINT
+
+
+def test_output_is_given_up_when_no_reader_has_taken_any_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    reader, writer = os.pipe()
+    with supervise.Supervisor(0.1, print) as job:
+        out, err = Sink(writer, job.selector), Sink(2, job.selector)
+        job.sinks += [out, err]
+        monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+        out.put(b"x" * 300_000)
+        job.end_unless_read()
+        due = []
+        for clock[0] in (100.25, 100.5, 100.75):
+            if clock[0] == 100.25:
+                out.flush()  # the reader takes some
+                job.end_unless_read()  # a signal that comes again gives it no more time
+            when, then = job.timers["output"]
+            due.append(when)
+            if when <= clock[0]:
+                del job.timers["output"]
+                then()
+        assert due == [100.5, 100.5, 100.75]
+        assert "output" not in job.timers
+        assert job.run(100.75)  # does not wait
+        assert out.give_up() == 300_000 - len(os.read(reader, 1_000_000))
+        assert out.empty()
+    os.close(reader)
+    os.close(writer)
 
 
 UNREAD_TERMINAL = """
