@@ -114,6 +114,10 @@ class Job(abc.ABC, Generic[AnyRank]):
         """Whether there is nothing left to wait for but readers of output."""
         return not self.alive()
 
+    def have_ended(self) -> bool:
+        """Whether all ranks have ended, so that nobody is left to be signalled. Agents may still have output."""
+        return self.is_over()
+
     def last_words(self) -> LastWords | None:
         """The output of ranks that have ended well, to be read on; None where there is none here."""
         return None

@@ -163,7 +163,7 @@ class Launch(abc.ABC, Generic[AnyJob]):
             self.report(f"{name}: killing all ranks")
             self.job.stop_now()
             return
-        has_ended = self.job.is_over()
+        has_ended = self.job.have_ended()
         if signum in ENDING:
             self._last_signal = signum
         insistent = signum in (signal.SIGINT, signal.SIGTERM)  # SIGHUP may come twice: from the kernel and the shell

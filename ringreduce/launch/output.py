@@ -31,6 +31,8 @@ LINE_NBYTES = 1 << 20  # a line longer than this is passed on in parts
 READ_NBYTES = 1 << 16
 SILENCE_S, LAST_WORDS_S = 0.5, 2.0
 """How long ranks that have ended are listened to, since the latest word and in all."""
+LAST_WORDS_NBYTES = 64 << 20
+"""Within so much a reader that is slow takes none of this time. What says more than that may talk without end."""
 READER_GONE = (errno.EPIPE, errno.ECONNRESET, errno.ETIMEDOUT)  # the latter two of a socket
 NO_HOROVOD = b"ModuleNotFoundError: No module named 'horovod'\n"
 WRITE_NBYTES = 4096  # PIPE_BUF: what a pipe that poll() calls writable takes without blocking
@@ -75,7 +77,8 @@ class Flow:
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self.selector = selector
         self._feeders: list[Feeder] = []
-        self._is_paused = False
+        self.is_paused = False
+        """Whether it takes nothing for now."""
         self._has_reader = True
 
     def attach(self, feeder: Feeder) -> None:
@@ -83,7 +86,7 @@ class Flow:
         self._feeders.append(feeder)
         if not self._has_reader:
             feeder.lose_reader()
-        elif not self._is_paused:
+        elif not self.is_paused:
             feeder.resume()
 
     def detach(self, feeder: Feeder) -> None:
@@ -98,19 +101,20 @@ class Flow:
 
     def pause(self) -> None:
         """Takes nothing until resume()."""
-        self._is_paused = True
+        self.is_paused = True
         for feeder in self._feeders:
             feeder.pause()
 
     def resume(self) -> None:
         """Takes more."""
-        self._is_paused = False
+        self.is_paused = False
         for feeder in self._feeders:
             feeder.resume()
 
     def lose_reader(self) -> None:
         """Nobody reads what goes there any more."""
         self._has_reader = False
+        self.is_paused = False  # sources that are of use all the same are read on
         for feeder in list(self._feeders):
             feeder.lose_reader()
 
@@ -385,6 +389,11 @@ class Source:
         os.set_blocking(fd, False)
         flow.attach(self)
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether it is not read, because what it leads to takes nothing."""
+        return self._flow.is_paused
+
     def pause(self) -> None:
         """Reads nothing until resume(). Idempotent."""
         if self.fd in self._flow.selector.get_map():
@@ -440,21 +449,34 @@ class LastWords:
     """How long sources are read on when their ranks have ended.
 
     What a rank has started may have something left to say, such as the filter of `exec > >(...)`. A program that holds
-    the pipe and says nothing, or talks without end, is not waited for.
+    the pipe and says nothing, or talks without end, is not waited for. While a source is paused, because the reader of
+    our own output is slow, nobody can say whether there is more, and no time passes.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = sources
         self._nbytes = -1
+        self._most_nbytes = sum(source.nbytes for source in sources) + LAST_WORDS_NBYTES
+        self._asked = 0.0  # when wait_s() was called
+        self._is_held = False  # whether no time has passed since
         self._heard = 0.0  # when the latest word was seen, by time.monotonic()
         self._end = time.monotonic() + LAST_WORDS_S
 
     def wait_s(self) -> float:
-        """How long to wait for a word at most, from now on; 0.0 for no longer: drain the sources."""
-        if all(source.fd < 0 for source in self._sources):
+        """How long to wait for a word at most, from now on; 0.0 for no longer: drain the sources.
+
+        math.inf: until a source is read again. To be called after each event.
+        """
+        live = [source for source in self._sources if source.fd >= 0]
+        if not live:
             return 0.0
         now = time.monotonic()
         nbytes = sum(source.nbytes for source in self._sources)
+        if self._is_held:
+            self._heard += now - self._asked
+            self._end += now - self._asked
         if nbytes != self._nbytes:
             self._nbytes, self._heard = nbytes, now
-        return max(0.0, min(self._heard + SILENCE_S, self._end) - now)
+        self._asked = now
+        self._is_held = nbytes < self._most_nbytes and any(source.is_paused for source in live)
+        return math.inf if self._is_held else max(0.0, min(self._heard + SILENCE_S, self._end) - now)

@@ -29,7 +29,8 @@ SIGINT or SIGTERM kills all ranks at once, if it comes 0.5 s after the first or 
 first, delivered twice), and so does SIGQUIT, by which ringrun ends then.
 
 When all ranks have succeeded, what they have started and left running (`exec > >(tee log)`) may finish what it says,
-for 0.5 s after its latest word and 2 s in all. What it says later is lost.
+for 0.5 s after its latest word and 2 s in all. What it says later is lost. While ringrun takes nothing, as the reader
+of its own output is slow, this time stands still, for the first 64 MiB.
 
 With --transport mpi the mpirun of the MPI that mpi4py loads starts the ranks, with that MPI's words for these options;
 -v shows them. Places come from mpirun's own variables; signals and the end of the job are mpirun's as well, and --grace

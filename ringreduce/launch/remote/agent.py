@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import selectors
 import signal
@@ -116,7 +117,8 @@ class Agent:
             while not (self._is_finished and self._news.empty()):
                 if self._is_alone or self._news.broken:
                     return 1
-                handle(self._selector, None if self._last_words is None else self._last_words.wait_s())
+                seconds = math.inf if self._last_words is None else self._last_words.wait_s()
+                handle(self._selector, None if seconds == math.inf else seconds)
                 self._tell_causes()
                 self._finish_if_all_is_said()
         return 0
@@ -171,7 +173,7 @@ class Agent:
         elif kind == Kind.CLOSE:
             self._output[order["stream"]].lose_reader()
         elif kind == Kind.FINISH:
-            self._finish(bool(order["kill"]))
+            self._finish(bool(order["kill"]), bool(order["wait"]))
         else:
             raise MismatchError(f"{kind.name} is no order")
 
@@ -257,12 +259,16 @@ class Agent:
                 self._told.add(rank)
                 self._tell(Kind.CAUSE, {"rank": rank, "text": text})
 
-    def _finish(self, kill: bool) -> None:
+    def _finish(self, kill: bool, wait: bool) -> None:
+        if self._is_finished:  # ringrun has asked for the second time, while the answer was on its way
+            return
         if kill:
             self._processes.kill_groups()
-            self._end_output()
-        else:
+        if wait:
             self._last_words = self._processes.last_words()
+        else:
+            self._last_words = None
+            self._end_output()
 
     def _finish_if_all_is_said(self) -> None:
         if self._last_words is not None and self._last_words.wait_s() <= 0:

@@ -40,7 +40,7 @@ from ringreduce.launch.spawn import new_rendezvous
 CANNOT_START = 255
 """The exit status where a host cannot be used, or is lost; ssh's own."""
 FINISH_S = 10.0
-"""How long the agents may say nothing, and not end, when all ranks have."""
+"""How long the agents may say nothing, and not end, when all ranks have, and since a reader has taken something."""
 CLOSE_S = 1.0
 """How long they may take when ringrun gives up."""
 STREAMS = (1, 2, RESULT)
@@ -242,6 +242,12 @@ class RemoteJob(Job[RemoteRank]):
         if self._is_finishing:
             self._give_up_agents()
 
+    def give_up_output(self) -> None:
+        """Agents do not wait for last words any more either."""
+        super().give_up_output()
+        if self._is_finishing:
+            self._tell_to_finish(wait=False)
+
     def put_input(self, data: bytes) -> None:
         """Gives rank 0 its input; none is its end."""
         self._has_input_under_way = bool(data)
@@ -252,6 +258,10 @@ class RemoteJob(Job[RemoteRank]):
         if self._failure is not None:
             return True
         return self._has_begun() and not self.alive() and not any(host.link.is_open for host in self._hosts)
+
+    def have_ended(self) -> bool:
+        """As Job's."""
+        return self._is_finishing or self.is_over()
 
     def exit_status(self) -> int:
         """As Job's; where the job could not begin: 126 or 127 for its program, 255 for a host."""
@@ -479,12 +489,25 @@ class RemoteJob(Job[RemoteRank]):
         self._is_finishing = True
         if not self._insisted:
             self.timers.pop("end", None)
+        self._tell_to_finish(wait=self.first_failure is None and not self._insisted)
+
+    def _tell_to_finish(self, wait: bool) -> None:
         for host in self._hosts:
-            host.link.tell(Kind.FINISH, {"kill": self.first_failure is not None})
+            host.link.tell(Kind.FINISH, {"kill": self.first_failure is not None, "wait": wait})
         self._expect_the_end()
 
     def _expect_the_end(self) -> None:
-        self.timers["finish"] = (time.monotonic() + FINISH_S, self._give_up_agents)
+        self.timers["finish"] = (time.monotonic() + FINISH_S, self._on_silence)
+
+    def _on_silence(self) -> None:
+        """Agents say nothing. They cannot while their output is not taken, as nobody has read what came before."""
+        now = time.monotonic()
+        is_held = not self._insisted and any(sink.is_paused for sink in self.sinks)
+        due = FINISH_S + (now if is_held else max(sink.taken_at for sink in self.sinks))
+        if is_held or now < due:
+            self.timers["finish"] = (due, self._on_silence)
+        else:
+            self._give_up_agents()
 
     def _give_up_agents(self) -> None:
         """All ranks have ended, and some agents do not."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from ringreduce.errors import MismatchError
 
-GREETING = b"\0ringreduce agent 2\n"
+GREETING = b"\0ringreduce agent 3\n"
 """The number is that of these messages; they change with it."""
 HEADER = struct.Struct("<BI")
 OUTPUT = struct.Struct("<IB")
@@ -70,7 +70,8 @@ class Kind(enum.IntEnum):
     CLOSE = 38
     """Nobody reads this stream of the ranks any more: {stream}."""
     FINISH = 39
-    """All ranks of the job have ended: {kill}, what they have left running as well."""
+    """All ranks of the job have ended: {kill, wait}. kill: what they have left running as well; wait: for its last
+    words. It may come again, without wait."""
     CALL = 40
     """A piece of the call that the ranks are to make, before START."""
 

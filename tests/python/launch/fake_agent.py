@@ -2,8 +2,8 @@
 
 It speaks as ringreduce/launch/remote/agent.py does, and starts nothing. FOLDER/HOST.json says how it differs:
     after: {kind that it gets or "READY": [what it does then]}, instead of what is right
-What it does: "KIND" is the right message, ["KIND", fields] another one, "end" ends it, "nothing" is nothing, "wait" is
-to wait for FOLDER/HOST.go.
+What it does: "KIND" is the right message, ["KIND", fields] another one, "end" makes FOLDER/HOST.end and ends it,
+"nothing" is nothing, "wait" is to wait for FOLDER/HOST.go.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ def main(folder: Path, host: str) -> None:
 def act(steps: list[Any], folder: Path, host: str, order: dict[str, Any]) -> None:
     for step in steps:
         if step == "end":
+            (folder / f"{host}.end").touch()
             sys.exit(1)
         while step == "wait" and not (folder / f"{host}.go").exists():
             time.sleep(0.01)

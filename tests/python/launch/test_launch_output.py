@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pty
 import re
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -194,7 +196,7 @@ def test_a_signal_ends_the_wait_for_last_words(tmp_path: Path) -> None:
 def test_how_long_last_words_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    sources = [SimpleNamespace(fd=3, nbytes=0), SimpleNamespace(fd=-1, nbytes=7)]
+    sources = [SimpleNamespace(fd=3, nbytes=0, is_paused=False), SimpleNamespace(fd=-1, nbytes=7, is_paused=True)]
     last_words = output.LastWords(sources)
     waited = []
     for clock[0], sources[0].nbytes in ((100.0, 0), (100.25, 0), (100.375, 5), (100.75, 6), (101.75, 7), (102.0, 8)):
@@ -203,6 +205,83 @@ def test_how_long_last_words_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
     sources[0].fd = -1
     clock[0] = 100.0
     assert last_words.wait_s() == 0.0
+
+
+def test_words_that_a_slow_reader_keeps_waiting_are_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "LAST_WORDS_NBYTES", 100, raising=False)
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    source = SimpleNamespace(fd=3, nbytes=50, is_paused=False)
+    last_words = output.LastWords([source])
+    waited = []
+    for clock[0], source.is_paused, source.nbytes in (
+        (100.25, True, 60),
+        (200.25, True, 60),
+        (300.25, False, 60),  # 0.25 s have passed, of 2 s
+        (300.5, False, 60),
+        (300.5, True, 149),
+        (400.5, False, 149),
+        (400.75, True, 150),  # which talks without end
+        (401.0, True, 150),
+        (402.0, True, 170),
+    ):
+        waited.append(last_words.wait_s())
+    assert waited == [math.inf, math.inf, 0.5, 0.25, math.inf, 0.5, 0.5, 0.25, 0.0]
+
+
+def test_a_source_says_whether_it_is_paused(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    with selectors.PollSelector() as selector, ExitStack() as theirs:
+        sink = Sink(writer, selector)
+        copy = output.Copy(tmp_path / "stdout", print)
+        source, _ = output.output_pipe(sink, output.Lines(sink, "", copy), theirs)
+        seen = [source.is_paused]
+        sink.put(b"x" * (output.QUEUE_NBYTES + 1))
+        seen.append(source.is_paused)
+        sink.flush()
+        seen.append(source.is_paused)
+        sink.put(b"x" * output.QUEUE_NBYTES)
+        seen.append(source.is_paused)
+        os.close(reader)
+        sink.flush()
+        seen.append(source.is_paused)  # it is read on, for the copy
+        assert source.fd in selector.get_map()
+        source.close()
+        copy.close()
+    os.close(writer)
+    assert seen == [False, True, False, True, False]
+
+
+UNREAD = f"yes | head -c {(1 << 16) + 2}"
+"""Says more than a pipe holds."""
+
+
+def holding_little(folder: Path) -> dict[str, str]:
+    """The environment of a ringrun that does not listen to what ended ranks have started, unless its reader is slow.
+
+    It reads no rank, and its agents read none, while it has something to write. So where nobody reads, it waits for the
+    reader by the end of a rank that has said UNREAD.
+    """
+    code = """
+from ringreduce.launch import output
+from ringreduce.launch.remote import agent
+
+output.SILENCE_S = 0.0
+output.QUEUE_NBYTES = 0
+agent.OUTPUT_NBYTES = 1
+"""
+    return beginning_with(code, folder)
+
+
+def test_last_words_are_not_lost_where_the_reader_is_slow(tmp_path: Path) -> None:
+    script = f"{UNREAD}; {{ {ONCE_THE_RANK_HAS_ENDED}; sleep 0.5; echo last; }} & echo $! >&2"
+    with running("-np", "1", "sh", "-c", script, env=holding_little(tmp_path)) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert ends(int(process.stderr.readline()))
+        assert process.stdout.read().endswith("y\nlast\n")
+        assert process.wait(SOON_S) == 0
+        assert process.stderr.read() == ""
 
 
 def test_a_reader_that_goes_away_ends_the_ranks() -> None:

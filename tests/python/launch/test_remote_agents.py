@@ -29,7 +29,14 @@ from fake_agent import path_with_ssh
 from ports import free_port
 from processes import completed, ends
 from ranks import clean_environment
-from test_launch_output import ONCE_THE_RANK_HAS_ENDED, listening_for_long
+from test_launch_output import (
+    IS_LOST,
+    ONCE_THE_RANK_HAS_ENDED,
+    UNREAD,
+    beginning_with,
+    holding_little,
+    listening_for_long,
+)
 
 from ringreduce.errors import Error, InvalidArgumentError
 from ringreduce.job.deadline import Deadline
@@ -315,16 +322,20 @@ def test_a_failure_ends_a_job_whose_agent_is_silent(tmp_path: Path) -> None:
     assert err[0].startswith("ringrun: rank 0 on host x (pid 1) exited with status 7")
 
 
+ALL_HAVE_ENDED = "all ranks have ended; output that nobody reads for 0.5 s is given up"
+
+
 def test_two_signals_end_a_job_whose_agent_does_not_finish(tmp_path: Path) -> None:
     with running(tmp_path, "true", y={"FINISH": ["nothing"]}) as process:
         wait_for(tmp_path / "y.FINISH")
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
-        assert process.stderr.readline() == "ringrun: SIGINT: passing it on to all ranks\n"
+        assert process.stderr.readline() == f"ringrun: SIGINT: {ALL_HAVE_ENDED}\n"
         time.sleep(AGAIN_S)  # what is tested here is a signal that comes so much later
         process.send_signal(signal.SIGINT)
         status, _, err = ended(process, SOON_S)
     assert status == 255
+    assert err[0] == "ringrun: SIGINT again: the rest of the output is given up"
     assert re.fullmatch(r"ringrun: the agents of (x, )?y do not end; the end of their ranks' output .*", err[-1])
 
 
@@ -421,6 +432,44 @@ def test_what_a_rank_has_started_may_finish_what_it_says(tmp_path: Path) -> None
     with running(tmp_path, "sh", "-c", program, hosts="z:2", base=listening_for_long(tmp_path)) as process:
         status, out, err = ended(process)
     assert (status, sorted(out.split()), err) == (0, ["a", "a", "b", "b"], [])
+
+
+def test_last_words_are_not_lost_where_the_reader_is_slow(tmp_path: Path) -> None:
+    program = f"{UNREAD}; {{ {ONCE_THE_RANK_HAS_ENDED}; sleep 0.5; echo last; }} & echo $! >&2"
+    with running(tmp_path, "sh", "-c", program, hosts="z:1", base=holding_little(tmp_path)) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert ends(int(process.stderr.readline()))
+        assert process.stdout.read().endswith("y\nlast\n")
+        assert process.wait(SOON_S) == 0
+        assert process.stderr.read() == ""
+
+
+def test_an_agent_that_waits_for_a_slow_reader_is_not_given_up(tmp_path: Path) -> None:
+    says = ["STARTED", ["OUTPUT", [1, 1, "y\n" * (1 << 20)]], "EXIT"]
+    environ = beginning_with("from ringreduce.launch.remote import job\njob.FINISH_S = 0.0\n", tmp_path)
+    y = {"START": says, "FINISH": ["wait", "DONE", "end"]}
+    with running(tmp_path, "true", hosts="y:2", y=y, base=environ) as process:
+        wait_for(tmp_path / "y.FINISH")
+        (tmp_path / "y.go").touch()
+        wait_for(tmp_path / "y.end")
+        status, out, err = ended(process)
+    assert (status, len(out), err) == (0, 2 << 20, [])
+
+
+def test_a_signal_ends_a_ringrun_whose_agent_waits_for_a_reader(tmp_path: Path) -> None:
+    program = f"{UNREAD}; sleep 1000 & echo $! >&2"
+    with running(tmp_path, "-v", "sh", "-c", program, hosts="z:1", base=holding_little(tmp_path)) as process:
+        assert process.stderr is not None
+        while not (line := process.stderr.readline()).strip().isdigit():
+            assert line
+        while "exited with status 0" not in (end := process.stderr.readline()):
+            assert end
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr.readline() == f"ringrun: SIGTERM: {ALL_HAVE_ENDED}\n"
+        assert re.fullmatch(IS_LOST, process.stderr.readline())
+        assert process.wait(SOON_S) == 128 + signal.SIGTERM
+    os.kill(int(line), signal.SIGKILL)
 
 
 def test_ssh_s_words_are_not_lost_in_those_of_the_login_shell(tmp_path: Path) -> None:
