@@ -154,15 +154,23 @@ void Group::copy_sizes(const Group& world) {
 // way: behind an entry of the log all that were called before it have come. After the second barrier nobody needs the
 // others' part in anything.
 void Group::finish_all(Interrupt interrupt) {
-  Request request;
-  wait(*submit(request, interrupt), -1, interrupt);
-  // Named: another thread may still count calls of this rank alone.
-  const std::string logged = "ringreduce.removing";
-  if (hosts_.several()) wait(*submit(small_allgather(logged), interrupt), -1, interrupt);
-  withdrawal_.finish_complete(interrupt);
-  const std::string name = "ringreduce.removed";
-  request.name = &name;
-  wait(*submit(request, interrupt), -1, interrupt);
+  try {
+    Request request;
+    wait(*submit(request, interrupt), -1, interrupt);
+    // Named: another thread may still count calls of this rank alone.
+    const std::string logged = "ringreduce.removing";
+    if (hosts_.several()) wait(*submit(small_allgather(logged), interrupt), -1, interrupt);
+    withdrawal_.finish_complete(interrupt);
+    const std::string name = "ringreduce.removed";
+    request.name = &name;
+    wait(*submit(request, interrupt), -1, interrupt);
+  } catch (const Error&) {
+    throw;
+  } catch (...) {  // of the interrupt: a second call would begin anew, where the other members have gone on
+    withdrawal_.fail_as_interrupted(parts_.from.here() + "] remove_process_set",
+                                    "its members do not agree how far they have come");
+    throw;
+  }
 }
 
 void Group::await_attendance(double timeout_s, Interrupt interrupt) {

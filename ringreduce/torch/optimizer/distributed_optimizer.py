@@ -43,7 +43,7 @@ class DistributedMixin(torch.optim.Optimizer):
         backward_passes_per_step: int,
     ) -> None:
         self._parameter_names = names
-        self._watch = ParameterWatch()
+        self._watch = ParameterWatch() if process_set.included() and process_set.size() != 1 else None
         self._settings = settings
         self._process_set = process_set
         self._synchronized = False
@@ -134,7 +134,7 @@ class DistributedMixin(torch.optim.Optimizer):
             reducer.synchronize()
 
     def _check_groups(self) -> None:
-        if self._process_set.included() and self._process_set.size() != 1:
+        if self._watch is not None:
             self._watch.check(self.param_groups, self._parameter_names)
 
     def _compare_start(self, prefix: str) -> None:

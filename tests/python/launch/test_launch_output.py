@@ -364,7 +364,7 @@ def test_a_signal_ends_a_ringrun_whose_ranks_have_ended_and_whose_output_nobody_
         process.send_signal(signum)
         assert process.stderr is not None
         said, lost = (process.stderr.readline() for _ in range(2))
-        assert process.wait(SOON_S) == status or 128 + signum
+        assert process.wait(SOON_S) == (status or 128 + signum)
         assert process.stdout is not None
         rest = len(process.stdout.read())
     assert said == f"ringrun: SIG{word}: all ranks have ended; output that nobody reads for 0.5 s is given up\n"

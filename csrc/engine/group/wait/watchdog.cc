@@ -1,6 +1,7 @@
 #include "engine/group/wait/watchdog.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/errors.h"
 #include "base/text.h"
@@ -9,7 +10,8 @@
 
 namespace rr {
 namespace {
-constexpr int64_t kGraceNs = 2'000'000'000;
+constexpr int64_t kGraceNs = 5'000'000'000;
+constexpr int64_t kLookNs = 500'000'000;  // a rank that was stopped for longer between two looks has read nothing then
 }  // namespace
 
 // A rank that left cleanly is missed only by the operations that still need it. cut_off: by rank, what
@@ -137,20 +139,22 @@ void Watchdog::fail_with_world() const {
     record_failure(parts_.control(), static_cast<FatalKind>(world.header().failure_kind), failure_text(world));
 }
 
-// A member on another host that could not make this group, and left, does not say that it leaves it. One that had the
-// group says so before it leaves the world; that may come a little later, over another connection.
+// A member that could not make this group, and left, does not say that it leaves it. One that had the group says so
+// before it leaves the world; between hosts that may come later, over another connection, which the leader reads.
 void Watchdog::mark_left_with_world() {
-  if (parts_.from.id == 0 || !parts_.from.hosts.several()) return;
+  if (parts_.from.id == 0) return;
+  const int64_t now = now_ns();
+  const int64_t passed_ns = std::min(now - std::exchange(marked_ns_, now), kLookNs);
   left_world_ns_.resize(static_cast<size_t>(parts_.from.size()));
   for (int r = 0; r < parts_.from.size(); ++r) {
-    int64_t& since_ns = left_world_ns_[static_cast<size_t>(r)];
+    const bool can_tell = parts_.from.hosts.is_here(r) || parts_.from.hosts.leader_here() == parts_.from.rank;
     const int world_rank = parts_.from.world_ranks[static_cast<size_t>(r)];
-    const bool has_left_world_only =
-        has_left(parts_.context.world().control().line(world_rank)) && !has_left(parts_.control().line(r));
-    if (!has_left_world_only) continue;
-    if (since_ns == 0) since_ns = now_ns();
-    if (now_ns() - since_ns > kGraceNs)
-      parts_.control().line(r).attendance.store(Attendance::kShutDown, std::memory_order_release);
+    if (!can_tell || !has_left(parts_.context.world().control().line(world_rank))) continue;
+    int64_t& lasts_ns = left_world_ns_[static_cast<size_t>(r)];
+    lasts_ns += passed_ns;
+    Attendance present = Attendance::kPresent;
+    if (lasts_ns > kGraceNs)
+      parts_.control().line(r).attendance.compare_exchange_strong(present, Attendance::kShutDown);
   }
 }
 

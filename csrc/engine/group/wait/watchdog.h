@@ -47,7 +47,8 @@ class Watchdog {
   Executor& executor_;
   const GroupRelay& relay_;
   mutable LateOperations late_;
-  std::vector<int64_t> left_world_ns_;  // by group rank, since when it is seen to have left the world, and not this
+  std::vector<int64_t> left_world_ns_;  // by group rank, how long it has been seen to have left the world
+  int64_t marked_ns_ = 0;               // when that was looked at last
 };
 
 }  // namespace rr
