@@ -553,6 +553,21 @@ def test_a_parameter_that_is_put_into_a_group_by_hand_before_adasum_compares(run
     run_ranks(put_into_a_group_by_hand, 2, args=[{"op": hvd.Adasum}, True])
 
 
+def steps_after_the_job() -> None:
+    hvd.init()
+    model = torch.nn.Linear(4, 3)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    for ends in (True, False):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        if ends:
+            hvd.shutdown()
+
+
+def test_a_rank_alone_steps_on_after_shutdown(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(steps_after_the_job, 1)
+
+
 def put_in_by_hand_after_it_was_refused() -> None:
     with hvd.init() as world:
         model = torch.nn.Linear(4, 3)
