@@ -139,7 +139,7 @@ def test_a_traceback_comes_before_the_word_about_its_rank() -> None:
     assert first.index("why") < next(i for i, line in enumerate(first) if line.startswith("ringrun: rank"))
 
 
-ONCE_THE_RANK_HAS_ENDED = "until grep -q zombie /proc/$$/status; do sleep 0.01; done"
+ONCE_THE_RANK_HAS_ENDED = "until ! [ -e /proc/$$ ] || grep -q zombie /proc/$$/status; do sleep 0.01; done"
 
 
 def test_what_a_rank_has_started_may_finish_what_it_says(
