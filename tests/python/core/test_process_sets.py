@@ -26,9 +26,15 @@ def caught(call: Any) -> str:
         return f"{type(error).__name__}: {error}"
 
 
+def number_from_one() -> None:
+    """As in a process that has had no job: those of mpirun run many tests, and go on numbering."""
+    state.next_set_id = 1
+
+
 def life_of_a_set() -> dict[str, Any]:
     import ringreduce as rr
 
+    number_from_one()
     seen: dict[str, Any] = {}
     odd = rr.ProcessSet([3, 1])
     seen["unregistered"] = (str(odd), odd.size(), odd.rank(), odd.included())
@@ -205,6 +211,7 @@ def ids_after_a_failure() -> list[int | None]:
     """The ids of two sets, after a call that failed on rank 0 only: the other ranks have counted it."""
     import ringreduce as rr
 
+    number_from_one()
     with rr.init() as world:
         state.next_set_id += 0 if world.rank == 0 else 1
         return [rr.add_process_set(ranks).process_set_id for ranks in ([0, 1], [1, 2])]
@@ -218,6 +225,7 @@ def last_sets() -> tuple[int | None, int, str]:
     """A set with the last id that the network has channels for, and one more."""
     import ringreduce as rr
 
+    number_from_one()
     with rr.init():
         most = state.require().context.most_group
         state.next_set_id = most
@@ -238,6 +246,7 @@ def ids_of_jobs() -> tuple[list[list[int | None]], int]:
     """The ids of the sets of three jobs, and the highest that there is. The last job begins with it."""
     import ringreduce as rr
 
+    number_from_one()
     ids, most = [], 0
     for number in range(3):
         if number == 2:

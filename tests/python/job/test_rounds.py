@@ -120,30 +120,35 @@ def test_many_names_are_flat() -> None:
 
 
 def idle(seconds: float) -> float:
-    """The share of a core that this process takes while nobody calls anything, in the quietest of three spells.
+    """How often a second threads of this process wake up while nobody calls anything, in the quietest of three spells.
 
-    What wakes up again and again does so in each; what the machine takes once (a page, a virtual core that was away)
-    does not.
+    What wakes up again and again does so in each. Processor time is no measure: some virtual machines charge a
+    millisecond for each wake-up.
     """
     import ringreduce as rr
+
+    def wake_ups() -> int:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return usage.ru_nvcsw + usage.ru_nivcsw
 
     with rr.init():
         rr.add_process_set([0])
         rr.symmetric_empty(1000)
         rr.allreduce_async(np.ones(1 << 16), name="done").wait()
         rr.barrier()
-        shares = []
+        rates = []
         for _ in range(3):
-            wall, cpu = time.monotonic(), time.process_time()
+            wall, before = time.monotonic(), wake_ups()
             time.sleep(seconds / 3)  # being idle is the point
-            shares.append((time.process_time() - cpu) / (time.monotonic() - wall))
-        return min(shares)
+            rates.append((wake_ups() - before) / (time.monotonic() - wall))
+        return min(rates)
 
 
-def test_an_idle_rank_takes_no_processor_time() -> None:
-    shares = run_ranks(idle, 2, args=(IDLE_S,))
-    print(f"idle for {IDLE_S:g} s: {max(shares):.3%} of a core")
-    assert max(shares) < 1e-3
+def test_an_idle_rank_sleeps() -> None:
+    rates = run_ranks(idle, 2, args=(IDLE_S,))
+    assert max(rates) < 25, (
+        rates
+    )  # an engine wakes up 4 times a second, and on the leader the watch over waits as often
 
 
 def keeps_its_arrays() -> list[Any]:
