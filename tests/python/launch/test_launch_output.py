@@ -273,15 +273,20 @@ agent.OUTPUT_NBYTES = 1
     return beginning_with(code, folder)
 
 
+def check_last_words(process: subprocess.Popen[str]) -> None:
+    """Nothing was read until the program that says them, whose id is on stderr, has ended."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert ends(int(process.stderr.readline()))
+    assert process.stdout.read().endswith("y\nlast\n")
+    assert process.wait(SOON_S) == 0
+    assert process.stderr.read() == ""
+
+
 def test_last_words_are_not_lost_where_the_reader_is_slow(tmp_path: Path) -> None:
     script = f"{UNREAD}; {{ {ONCE_THE_RANK_HAS_ENDED}; sleep 0.5; echo last; }} & echo $! >&2"
     with running("-np", "1", "sh", "-c", script, env=holding_little(tmp_path)) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        assert ends(int(process.stderr.readline()))
-        assert process.stdout.read().endswith("y\nlast\n")
-        assert process.wait(SOON_S) == 0
-        assert process.stderr.read() == ""
+        check_last_words(process)
 
 
 def test_a_reader_that_goes_away_ends_the_ranks() -> None:

@@ -34,6 +34,7 @@ from test_launch_output import (
     ONCE_THE_RANK_HAS_ENDED,
     UNREAD,
     beginning_with,
+    check_last_words,
     holding_little,
     listening_for_long,
 )
@@ -437,12 +438,7 @@ def test_what_a_rank_has_started_may_finish_what_it_says(tmp_path: Path) -> None
 def test_last_words_are_not_lost_where_the_reader_is_slow(tmp_path: Path) -> None:
     program = f"{UNREAD}; {{ {ONCE_THE_RANK_HAS_ENDED}; sleep 0.5; echo last; }} & echo $! >&2"
     with running(tmp_path, "sh", "-c", program, hosts="z:1", base=holding_little(tmp_path)) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        assert ends(int(process.stderr.readline()))
-        assert process.stdout.read().endswith("y\nlast\n")
-        assert process.wait(SOON_S) == 0
-        assert process.stderr.read() == ""
+        check_last_words(process)
 
 
 def test_an_agent_that_waits_for_a_slow_reader_is_not_given_up(tmp_path: Path) -> None:
