@@ -12,11 +12,11 @@ UnnamedWindow::UnnamedWindow(const ControlSegment& control, Negotiation& negotia
 // A request slot is overwritten 256 unnamed operations later, an eager buffer kEagerCount eager ones later: only when
 // every rank has consumed what is there, and the leader of this host has passed it on to the others.
 bool UnnamedWindow::has_room(bool eager) {
-  const uint64_t overwritten = next_ + 1 > kUnnamedSlots ? next_ + 1 - kUnnamedSlots : 0;
+  const uint64_t overwritten = needs_for_slot();
   if (!negotiation_.notes().has_room(next_ % kUnnamedSlots)) return false;
   if (oldest_ < overwritten || least_watermark(overwritten) < overwritten) return false;
   if (!eager) return true;
-  const uint64_t used_by = eager_users_[eager_used_ % kEagerCount];
+  const uint64_t used_by = needs_for_buffer();
   if (used_by != 0 && !negotiation_.notes().is_passed_on((used_by - 1) % kUnnamedSlots)) return false;
   return least_watermark(used_by) >= used_by;
 }
@@ -30,8 +30,7 @@ uint64_t UnnamedWindow::watermark_of(int rank) const {
 }
 
 std::vector<int> UnnamedWindow::behind(bool eager) const {
-  uint64_t needed = next_ + 1 > kUnnamedSlots ? next_ + 1 - kUnnamedSlots : 0;
-  if (eager) needed = std::max(needed, eager_users_[eager_used_ % kEagerCount]);
+  const uint64_t needed = eager ? std::max(needs_for_slot(), needs_for_buffer()) : needs_for_slot();
   std::vector<int> ranks;
   for (int r = 0; r < control_.size(); ++r) {
     if (watermark_of(r) < needed) ranks.push_back(r);

@@ -55,6 +55,9 @@ class UnnamedWindow {
   void restart(uint64_t next);
 
  private:
+  // The watermarks that the next operation needs of all ranks: of those whose request slot, or eager buffer, it takes.
+  uint64_t needs_for_slot() const { return next_ + 1 > kUnnamedSlots ? next_ + 1 - kUnnamedSlots : 0; }
+  uint64_t needs_for_buffer() const { return eager_users_[eager_used_ % kEagerCount]; }
   uint64_t watermark_of(int rank) const;
   uint64_t least_watermark(uint64_t needed);
   void publish() const;

@@ -54,16 +54,22 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     return objects
 
 
+def cloudpickle() -> Any:
+    """The module, which pickles lambdas and local classes too; None where it is not installed."""
+    try:
+        import cloudpickle  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    except ImportError:
+        return None
+    return cloudpickle
+
+
 def dumps(obj: Any) -> bytes:
     """pickle.dumps, and with cloudpickle, where that is installed, also lambdas and local classes."""
     try:
         return pickle.dumps(obj, pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, AttributeError, TypeError):
-        try:
-            import cloudpickle  # type: ignore[import-not-found, import-untyped, unused-ignore]
-        except ImportError:
-            pass
-        else:
-            content: bytes = cloudpickle.dumps(obj)
-            return content
-        raise
+        helper = cloudpickle()
+        if helper is None:
+            raise
+    content: bytes = helper.dumps(obj)
+    return content

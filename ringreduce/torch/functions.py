@@ -149,7 +149,7 @@ def broadcast_optimizer_state(
 def _cure() -> str:
     """What to do about options that cannot be pickled."""
     out = "take it out of them before the call, and put it back on every rank"
-    return out if _cloudpickle() else f"install cloudpickle on all hosts, which takes lambdas too, or {out}"
+    return out if objects.cloudpickle() else f"install cloudpickle on all hosts, which takes lambdas too, or {out}"
 
 
 def _has_no_way(tensor: torch.Tensor) -> bool:
@@ -227,20 +227,11 @@ def _without_tensors(obj: Any, tensors: list[torch.Tensor]) -> bytes:
     try:
         return _pickled(obj, tensors, pickle.Pickler)
     except (pickle.PicklingError, AttributeError, TypeError):
-        cloudpickle = _cloudpickle()
-        if cloudpickle is None:
+        helper = objects.cloudpickle()
+        if helper is None:
             raise
     tensors.clear()
-    return _pickled(obj, tensors, cloudpickle.Pickler)
-
-
-def _cloudpickle() -> Any:
-    """The module; None where it is not installed."""
-    try:
-        import cloudpickle  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    except ImportError:
-        return None
-    return cloudpickle
+    return _pickled(obj, tensors, helper.Pickler)
 
 
 def _pickled(obj: Any, tensors: list[torch.Tensor], base: Any) -> bytes:

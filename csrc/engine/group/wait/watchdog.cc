@@ -10,7 +10,7 @@
 
 namespace rr {
 namespace {
-constexpr int64_t kGraceNs = 5'000'000'000;
+constexpr int64_t kGraceNs = 5'000'000'000;  // so long what a member has said before it left the world may take
 constexpr int64_t kLookNs = 500'000'000;  // a rank that was stopped for longer between two looks has read nothing then
 }  // namespace
 
