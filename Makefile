@@ -120,7 +120,7 @@ format: $(VENV)/dev  ## rewrite sources as lint wants them
 # More tests than cores: ranks often wait for a time that a test wants to pass (on 2 cores 8 at once: 44 s, 14: 34, 20: 33),
 # under sanitizers a smaller part of it.
 spare-tests := 12
-sanitize-%: spare-tests := 2
+sanitize-%: spare-tests := 4
 CTEST = $(BIN)/ctest --output-on-failure --progress --parallel $$(($(JOBS) + $(spare-tests)))
 cpptest: build  ## C++ tests
 	@$(CTEST) --test-dir build/cmake

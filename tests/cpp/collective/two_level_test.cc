@@ -1,10 +1,12 @@
 // Collectives over hosts on two levels: what crosses the links, and sums that would show a rounding.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
 
 #include "doctest/doctest.h"
 #include "support/loopback_links.h"
+#include "support/sanitizer.h"
 
 namespace rr::test {
 namespace {
@@ -487,7 +489,9 @@ TEST_CASE("reduce on several hosts: factors and averages, to every root, in ever
       const Environment environment{};
       CHECK_NOTHROW(run_hosts(host_of, [&](Rank& rank) {
         const double n = static_cast<double>(rank.size);
-        for (int root = 0; root < rank.size; ++root) {
+        // The thread sanitizer sees the first and the last: each root takes it a second.
+        const int step = sanitizer() == Sanitizer::kThread ? std::max(1, rank.size - 1) : 1;
+        for (int root = 0; root < rank.size; root += step) {
           const ReduceOp op = root % 2 == 0 ? ReduceOp::kSum : ReduceOp::kAverage;
           std::vector<double> all(count);
           for (size_t i = 0; i < count; ++i) all[i] = static_cast<double>(4 * (i % 1000) + 8 * (rank.rank == 0));
