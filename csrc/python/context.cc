@@ -62,7 +62,7 @@ void bind_context(py::module_& m) {
           "add_group",
           [](const std::shared_ptr<Context>& c, int fd, const std::vector<int>& ranks, int id) {
             const WithoutGil unlocked(*c);
-            return PyGroup{c, c->add_group(fd, ranks, id, interrupt)};
+            return PyGroup{c, ending_without_gil(c->add_group(fd, ranks, id, interrupt))};
           },
           py::arg("fd"), py::arg("ranks"), py::arg("id"))
       .def(

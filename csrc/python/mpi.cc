@@ -12,17 +12,6 @@
 namespace rr {
 namespace {
 
-// Destroying one takes the library's mutex, whose holder may want the GIL: MPI calls back into Python for a user's own
-// operations. The last owner may be a thread without the GIL.
-template <class T>
-std::shared_ptr<T> ending_without_gil(std::unique_ptr<T> object) {
-  return std::shared_ptr<T>(object.release(), [](T* item) {
-    std::optional<py::gil_scoped_release> released;
-    if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) released.emplace();
-    std::unique_ptr<T>(item).reset();
-  });
-}
-
 // Never closed: MPI may have been left memory.
 std::shared_ptr<MpiLibrary> open_mpi(const std::string& path, size_t handle_size) {
   static auto& libraries = never_destroyed<std::vector<std::shared_ptr<MpiLibrary>>>();
@@ -73,7 +62,7 @@ void bind_mpi(py::module_& m) {
              const py::gil_scoped_release release;
              auto made = std::make_unique<MpiCommunicator>(std::move(library), comm, byte, errors_return, timeout,
                                                            interrupt, tag_ub);
-             return ending_without_gil(std::move(made));
+             return ending_without_gil(std::shared_ptr<MpiCommunicator>(std::move(made)));
            }),
            py::arg("library"), py::arg("comm"), py::arg("byte"), py::arg("errors_return"), py::arg("timeout"),
            py::arg("tag_ub") = kTagPromised)
@@ -86,7 +75,8 @@ void bind_mpi(py::module_& m) {
           "link",
           [](std::shared_ptr<MpiCommunicator> c, int peer, int send_tag, int receive_tag, size_t message_nbytes,
              size_t depth) {
-            return ending_without_gil(mpi_link(std::move(c), peer, send_tag, receive_tag, {message_nbytes, depth}));
+            return ending_without_gil(
+                std::shared_ptr<Link>(mpi_link(std::move(c), peer, send_tag, receive_tag, {message_nbytes, depth})));
           },
           py::arg("peer"), py::arg("send_tag"), py::arg("receive_tag"),
           py::arg("message_nbytes") = MpiLinkOptions().message_nbytes, py::arg("depth") = MpiLinkOptions().depth);

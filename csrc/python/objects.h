@@ -33,16 +33,26 @@ inline bool can_take_gil() {
 #endif
 }
 
+// Ended without the GIL. The end of a group, a communicator or a link over MPI takes the mutex of the MPI library,
+// whose holder may want the GIL: MPI calls back into Python for a user's own operations. The last owner may be a thread
+// without the GIL, such as a framework's.
+template <class T>
+std::shared_ptr<T> ending_without_gil(std::shared_ptr<T> object) {
+  T* item = object.get();
+  return std::shared_ptr<T>(item, [owner = std::move(object)](T*) mutable {
+    std::optional<py::gil_scoped_release> release;
+    if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) release.emplace();
+    owner.reset();
+  });
+}
+
 // A forked child inherits the objects but neither the engine thread nor the control segments, so it only forgets them.
 template <class T>
 std::shared_ptr<T> guard_fork(std::unique_ptr<T> object) {
   const pid_t owner = ::getpid();
-  return std::shared_ptr<T>(object.release(), [owner](T* item) {
-    if (::getpid() != owner) return;
-    std::optional<py::gil_scoped_release> release;  // the last holder may be a framework's thread, without the GIL
-    if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) release.emplace();
-    std::unique_ptr<T>(item).reset();
-  });
+  return ending_without_gil(std::shared_ptr<T>(object.release(), [owner](T* item) {
+    if (::getpid() == owner) std::unique_ptr<T>(item).reset();
+  }));
 }
 
 // A call without the GIL. When an interpreter ends, a thread that wants the GIL back is ended by force, inside whatever

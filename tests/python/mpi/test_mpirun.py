@@ -322,6 +322,53 @@ def test_uneven_data_and_stuck_ranks_over_mpi(mpi: mpis.Mpi, tmp_path: Path) -> 
         assert f"rank {rank} waits in allreduce 'of {rank}' for rank" in stuck
 
 
+# --- Python that MPI calls ------------------------------------------------------------------------------------------
+
+# The engine polls MPI while the message is under way, and MPI calls add() there: it has the MPI library's mutex, and
+# waits for the GIL, when the last owner of the process set's links goes. (Of one of the ranks MPI may call add() elsewhere:
+# in Iallreduce(), in Test() once the message has been taken, or not at all.)
+OWN_OPERATION = f"""{SAY}
+import threading
+from mpi4py import MPI
+
+called, drops = threading.Event(), threading.Event()
+sys.setswitchinterval(60)  # no other thread has the GIL between drops.set() and the end of the links
+
+def add(left, right, datatype):
+    called.set()
+    if threading.current_thread() is not threading.main_thread():
+        drops.wait()
+    np.add(np.frombuffer(left, float), np.frombuffer(right, float), out=np.frombuffer(right, float))
+
+with rr.init() as world:
+    pair = rr.add_process_set([0, 1])
+    comm = MPI.COMM_WORLD.Split(world.rank // 2)
+    seen = []
+    if world.rank < 2:
+        work = rr.allreduce_async(np.ones(4), op=rr.Sum, process_set=pair)
+        seen.append(rr.synchronize(work).tolist())
+    rr.remove_process_set(pair)
+    if world.rank < 2:
+        under_way = rr.send_async(np.ones(1 << 16), 1 - world.rank)
+        mine, sums = np.full(3, 1.0 + world.rank), np.zeros(3)
+        request = comm.Iallreduce(mine, sums, op=MPI.Op.Create(add, commute=True))
+        while not called.wait(0.5) and not request.Test():
+            pass
+        drops.set()
+        del work, pair
+        seen.append(rr.recv(np.zeros(1 << 16), 1 - world.rank).sum())
+        rr.synchronize(under_way)
+        request.Wait()
+        seen.append(sums.tolist())
+say(world.rank, seen)
+"""
+
+
+def test_a_process_set_ends_while_mpi_calls_python(mpi: mpis.Mpi, tmp_path: Path) -> None:
+    mpi.run(3, OWN_OPERATION, extra={FOLDER: str(tmp_path), "RINGREDUCE_TRANSPORT": "mpi"})
+    assert said(tmp_path, 3) == [[[2.0] * 4, float(1 << 16), [3.0] * 3]] * 2 + [[]]
+
+
 # --- what MPI does not do ---------------------------------------------------------------------------------------------
 
 ENCRYPTED = f"""{SAY}
