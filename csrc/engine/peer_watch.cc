@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "os/process_state.h"
+
 namespace rr {
 namespace {
 // In a look, of the ranks in turn: to ask the kernel about one takes time with the number of all (256 ranks that each
@@ -22,9 +24,10 @@ void PeerWatch::drop() {
   presence_ = Presence();
 }
 
-// A rank that arrives says so when it holds its Presence, and one that leaves before it drops it.
+// A rank that arrives says so when it holds its Presence, and one that leaves before it drops it. A process that ends
+// drops it too, before its pidfd tells, and has no memory then: another program has.
 bool PeerWatch::is_replaced(int rank) const {
-  return is_expected_(rank) && presence_.is_gone(rank) && is_expected_(rank);
+  return is_expected_(rank) && presence_.is_gone(rank) && is_expected_(rank) && has_memory(liveness_.pid_of(rank));
 }
 
 void PeerWatch::look() {

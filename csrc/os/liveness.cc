@@ -12,14 +12,26 @@ Liveness::Liveness(const std::vector<int>& pidfds) {
 }
 
 std::vector<int> Liveness::newly_dead() {
-  std::vector<pollfd> watched;
-  for (const Fd& fd : pidfds_) watched.push_back({fd.get(), POLLIN, 0});  // poll ignores negative descriptors
+  // poll() refuses more descriptors at a time than the process may open, and a job has more ranks than that.
+  constexpr size_t kAtOnce = 32;
   std::vector<int> dead;
-  if (::poll(watched.data(), watched.size(), 0) <= 0) return dead;
-  for (size_t rank = 0; rank < watched.size(); ++rank) {
-    if ((watched[rank].revents & POLLIN) == 0) continue;
-    dead.push_back(static_cast<int>(rank));
-    pidfds_[rank].reset();
+  std::vector<pollfd> watched;
+  std::vector<int> ranks;
+  for (size_t rank = 0; rank < pidfds_.size(); ++rank) {
+    if (pidfds_[rank]) {
+      watched.push_back({pidfds_[rank].get(), POLLIN, 0});
+      ranks.push_back(static_cast<int>(rank));
+    }
+    if (watched.size() < kAtOnce && rank + 1 < pidfds_.size()) continue;
+    if (::poll(watched.data(), watched.size(), 0) > 0) {
+      for (size_t i = 0; i < watched.size(); ++i) {
+        if ((watched[i].revents & POLLIN) == 0) continue;
+        dead.push_back(ranks[i]);
+        pidfds_[static_cast<size_t>(ranks[i])].reset();
+      }
+    }
+    watched.clear();
+    ranks.clear();
   }
   return dead;
 }

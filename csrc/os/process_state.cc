@@ -50,6 +50,13 @@ ProcessTimes times_of(int pid) {
 
 bool is_main_thread_on_cpu(int pid) { return state_of(pid) == 'R'; }
 
+// proc(5): the first number of statm is the size of the process's memory.
+bool has_memory(int pid) {
+  int64_t pages = 0;
+  std::ifstream file("/proc/" + std::to_string(pid) + "/statm");
+  return file >> pages && pages > 0;
+}
+
 ActivitySample::ActivitySample() : began_ns_(now_ns()), began_(times_of(::getpid())) {}
 
 std::string ActivitySample::text() const {

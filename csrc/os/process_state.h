@@ -15,6 +15,8 @@ struct ProcessTimes {
 };
 ProcessTimes times_of(int pid);
 bool is_main_thread_on_cpu(int pid);  // or could be, if it had a core
+// False: it ends, or has ended; the kernel takes its memory first, then closes its files, and then tells its pidfd.
+bool has_memory(int pid);
 
 // How much of a core the threads of this process use, and how long its main thread waits for one, while it is looked
 // at.

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -37,6 +38,21 @@ TEST_CASE("a process that ends is reported once, by its rank") {
   first.end();
   CHECK(liveness.newly_dead() == std::vector<int>{1});
   CHECK(liveness.newly_dead().empty());
+}
+
+TEST_CASE("a process that ends is reported in a job of more ranks than a process may open files") {
+  Child child;
+  std::vector<int> pidfds(10000, -1);  // ranks of other hosts
+  pidfds[5000] = child.pidfd();
+  Liveness liveness(pidfds);
+  rlimit usual = {};
+  check_sys(::getrlimit(RLIMIT_NOFILE, &usual), "getrlimit");
+  const rlimit low = {1000, usual.rlim_max};
+  check_sys(::setrlimit(RLIMIT_NOFILE, &low), "setrlimit");
+  CHECK(liveness.newly_dead().empty());
+  child.end();
+  CHECK(liveness.newly_dead() == std::vector<int>{5000});
+  check_sys(::setrlimit(RLIMIT_NOFILE, &usual), "setrlimit");
 }
 
 // Its pidfd stays as it is.
