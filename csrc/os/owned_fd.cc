@@ -39,8 +39,7 @@ Owned::Owned() {
 OwnedFd::OwnedFd(Fd fd) {
   if (!fd) return;
   const NoFork held;
-  fd_ = fd.release();
-  note(fd_);
+  fd_ = noted(fd.release());
 }
 
 // A child that has an object of its parent's closes nothing: its number may be another file's there.
@@ -53,7 +52,15 @@ void OwnedFd::reset() {
   errno = error;
 }
 
-void OwnedFd::note(int fd) { owned().fds.insert(fd); }
+int OwnedFd::noted(int fd) {
+  try {
+    owned().fds.insert(fd);
+  } catch (...) {
+    ::close(fd);
+    throw;
+  }
+  return fd;
+}
 
 OwnedFd::NoFork::NoFork() { owned().mutex.lock(); }
 OwnedFd::NoFork::~NoFork() { owned().mutex.unlock(); }

@@ -30,10 +30,10 @@ class OwnedFd {
   // process forks meanwhile, so the call must not block.
   template <class Open>
   static OwnedFd from(Open open) {
-    const NoFork held;
     OwnedFd made;
-    made.fd_ = open();
-    if (made.fd_ >= 0) note(made.fd_);
+    const NoFork held;
+    const int fd = open();
+    if (fd >= 0) made.fd_ = noted(fd);
     return made;
   }
 
@@ -49,7 +49,7 @@ class OwnedFd {
     NoFork(const NoFork&) = delete;
     NoFork& operator=(const NoFork&) = delete;
   };
-  static void note(int fd);
+  static int noted(int fd);  // the same; closes it where there is no memory to note it
 
   int fd_ = -1;
 };
