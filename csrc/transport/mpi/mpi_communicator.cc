@@ -135,14 +135,21 @@ void MpiCommunicator::withdraw(const MpiMessagePtr& message) noexcept {
   try {
     require_open();
     pending_.cancel(message);
-  } catch (const Error&) {
+  } catch (const std::exception&) {
     return;  // the end of a receive that nobody wants: its memory stays, in pending_ or left to MPI
   }
   try {
     pending_.sweep();
-  } catch (const Error&) {
+  } catch (const std::exception&) {
     pending_.keep_unheard(std::current_exception());
   }
+}
+
+void MpiCommunicator::abandon(const MpiMessagePtr& message) noexcept {
+  if (::getpid() != owner_) return;
+  const std::lock_guard<std::mutex> lock(library_->mutex());
+  pending_.forget_unheard(*message);
+  pending_.abandon(*message, now_ns() + static_cast<int64_t>(kDrainS * 1e9));
 }
 
 bool MpiCommunicator::progress() {
@@ -152,6 +159,7 @@ bool MpiCommunicator::progress() {
   require_open();
   pending_.sweep_if_stale();
   pending_.throw_unheard();
+  pending_.give_up_abandoned(now_ns());
   return pending_.is_any_sending();
 }
 
@@ -212,7 +220,7 @@ void MpiCommunicator::close(double drain_s) noexcept {
   try {
     // What is not through is MPI's for ever; after an error nobody can tell.
     if (drain(lock, drain_s)) errors_.check(library_->comm_free(comm_), "MPI_Comm_free");
-  } catch (const Error&) {
+  } catch (const std::exception&) {
     // The job is at its end: whoever waits for these messages learns of it from the peer that has gone.
   }
   pending_.leave_to_mpi();

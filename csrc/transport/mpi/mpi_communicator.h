@@ -55,6 +55,9 @@ class MpiCommunicator {
   bool test(const MpiMessagePtr& message);
   // Gives up a receive. If it cannot be withdrawn at once, its memory is kept for as long as MPI may write there.
   void withdraw(const MpiMessagePtr& message) noexcept;
+  // Whoever sent the message waits for it no more. For kDrainS progress() still says that it is on its way; a peer that
+  // takes it later gets it, as far as MPI brings it there without that.
+  void abandon(const MpiMessagePtr& message) noexcept;
 
   // Lets MPI work on all that is sent. True while some of it is on its way. Throws the first failure of a message that
   // nobody has tested since.

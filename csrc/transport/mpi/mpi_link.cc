@@ -3,8 +3,9 @@
 //
 // Both ends go round `depth` messages in order. Receives are posted that far ahead. The first message of every round is
 // sent synchronously: it completes only when the peer receives it, and it has to be complete before its memory carries
-// the next round, so at most `depth` messages wait unreceived at a peer that does not pull. Without that, MPI would
-// take small ones until its memory is full.
+// the next round, so fewer than 2 * `depth` messages wait unreceived at a peer that no longer pulls: the rest of a
+// round whose first message it has received, and the round after. Without that, MPI would take small ones until its
+// memory is full.
 
 #include <algorithm>
 #include <climits>
@@ -33,6 +34,9 @@ class MpiLink final : public Link {
   ~MpiLink() override {
     for (const MpiMessagePtr& message : in_) {
       if (message != nullptr) communicator_->withdraw(message);
+    }
+    for (const MpiMessagePtr& message : out_) {
+      if (message != nullptr) communicator_->abandon(message);
     }
   }
   MpiLink(const MpiLink&) = delete;

@@ -21,8 +21,9 @@ struct MpiMessage {
   std::byte* elsewhere = nullptr;
   std::shared_ptr<void> keep;
   // The communicator's, under the library's mutex.
-  enum class State { kIdle, kSending, kReceiving, kWithdrawn } state = State::kIdle;
+  enum class State { kIdle, kSending, kReceiving, kWithdrawn, kGivenUp } state = State::kIdle;
   std::exception_ptr failure;  // of one that has failed
+  int64_t until_ns = 0;        // that somebody cares whether it is sent; 0: always
   MpiHandle request;
   MpiEnvelope envelope = {};
   size_t place = 0;  // among those that MPI has (mpi_pending_messages.h)

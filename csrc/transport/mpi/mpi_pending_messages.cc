@@ -34,6 +34,7 @@ void MpiPendingMessages::add(const MpiMessagePtr& message, State state, int code
 
 void MpiPendingMessages::remove(const MpiMessagePtr& message) {
   sending_ -= message->state == State::kSending;
+  abandoned_ -= message->state == State::kSending && message->until_ns != 0;
   withdrawn_ -= message->state == State::kWithdrawn;
   message->state = State::kIdle;
   const size_t place = message->place;
@@ -44,21 +45,21 @@ void MpiPendingMessages::remove(const MpiMessagePtr& message) {
 
 void MpiPendingMessages::ended(const MpiMessagePtr& message, const MpiDone& how) {
   const State state = message->state;
+  const bool is_receive = state == State::kReceiving || state == State::kWithdrawn;
   const MpiEnvelope& envelope = message->envelope;
   remove(message);
   if (how.code == 0) {
-    received_[static_cast<size_t>(envelope.peer)] += state != State::kSending && !how.is_cancelled;
+    received_[static_cast<size_t>(envelope.peer)] += is_receive && !how.is_cancelled;
     if (how.is_cancelled) {  // what is in its memory has not come
       message->failure = std::make_exception_ptr(ShutdownError(errors_.where() + "the receive has been taken back"));
     }
     return;
   }
   library_.leave(message);  // nothing says that MPI is through with it
-  if (state == State::kWithdrawn) return;
+  if (state == State::kWithdrawn || state == State::kGivenUp) return;
   try {
-    errors_.check(how.code, std::string("MPI_Testsome of a message ") + (state == State::kSending ? "to" : "from") +
-                                " peer " + std::to_string(envelope.peer) + ", tag " + std::to_string(envelope.tag) +
-                                ",");
+    errors_.check(how.code, std::string("MPI_Testsome of a message ") + (is_receive ? "from" : "to") + " peer " +
+                                std::to_string(envelope.peer) + ", tag " + std::to_string(envelope.tag) + ",");
   } catch (const Error&) {
     message->failure = std::current_exception();
     keep_unheard(message->failure);
@@ -98,10 +99,27 @@ void MpiPendingMessages::cancel_receives() {
   }
 }
 
+void MpiPendingMessages::abandon(MpiMessage& message, int64_t until_ns) {
+  if (message.state != State::kSending) return;
+  message.until_ns = until_ns;
+  ++abandoned_;
+}
+
+// MPI still has it, with its memory: a peer that was late may take it.
+void MpiPendingMessages::give_up_abandoned(int64_t at_ns) {
+  if (abandoned_ == 0) return;
+  for (const MpiMessagePtr& message : messages_) {
+    if (message->state != State::kSending || message->until_ns == 0 || message->until_ns > at_ns) continue;
+    message->state = State::kGivenUp;
+    --sending_;
+    --abandoned_;
+  }
+}
+
 void MpiPendingMessages::leave_to_mpi() {
   if (!messages_.empty()) library_.leave(std::make_shared<std::vector<MpiMessagePtr>>(std::move(messages_)));
   messages_.clear();
-  sending_ = withdrawn_ = 0;
+  sending_ = abandoned_ = withdrawn_ = 0;
 }
 
 void MpiPendingMessages::throw_unheard() {

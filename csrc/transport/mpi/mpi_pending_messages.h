@@ -26,6 +26,9 @@ class MpiPendingMessages {
   // Asks MPI to give the receive up. It stays here until MPI has, as MPI may write to its memory until then.
   void cancel(const MpiMessagePtr& message);
   void cancel_receives();
+  // Nobody waits for the message that is sent. From until_ns on give_up_abandoned() counts it no more.
+  void abandon(MpiMessage& message, int64_t until_ns);
+  void give_up_abandoned(int64_t at_ns);
   // Asks MPI what has ended.
   void sweep();
   void sweep_if_stale();
@@ -52,6 +55,7 @@ class MpiPendingMessages {
   const MpiErrors& errors_;
   std::vector<MpiMessagePtr> messages_;  // each knows its place
   size_t sending_ = 0;                   // of them
+  size_t abandoned_ = 0;                 // of those that are sent
   size_t withdrawn_ = 0;
   std::exception_ptr unheard_;  // the first failure of which nobody has been told
   std::vector<uint64_t> sent_;

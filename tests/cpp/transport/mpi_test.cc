@@ -16,6 +16,7 @@
 #include "doctest/doctest.h"
 #include "fakes/fake_mpi.h"
 #include "support/child.h"
+#include "support/expect.h"
 #include "support/sanitizer.h"
 #include "transport/link.h"
 #include "transport/mpi/mpi_communicator.h"
@@ -89,7 +90,7 @@ TEST_CASE("mpi: no count passes 2^31, however much is pushed") {
   CHECK_THROWS_AS(mpi_link(rank.communicator, 1, 5, 6), InvalidArgumentError);
 }
 
-TEST_CASE("mpi: at most two rounds of messages wait for a peer that does not pull, however small they are") {
+TEST_CASE("mpi: one round of messages waits for a peer that has pulled nothing, however small they are") {
   Rank rank;
   const auto link = rank.link(5, 6, {1 << 20, 4});
   const std::byte byte{};
@@ -97,6 +98,22 @@ TEST_CASE("mpi: at most two rounds of messages wait for a peer that does not pul
   while (pushed < 1000 && link->push(&byte, 1) == 1) ++pushed;
   CHECK(pushed == 4);
   CHECK(rank.mpi->synchronous_sends == 1);
+}
+
+TEST_CASE("mpi: fewer than two rounds of messages wait for a peer that no longer pulls") {
+  Rank rank;
+  const auto link = rank.link(5, 6, {1 << 20, 4});
+  const auto peer = rank.link(6, 5, {1 << 20, 4});
+  std::byte byte{};
+  size_t waiting = 0;
+  const auto push_all = [&] {
+    while (waiting < 1000 && link->push(&byte, 1) == 1) ++waiting;
+  };
+  push_all();
+  CHECK(peer->pull(&byte, 1) == 1);
+  --waiting;
+  push_all();
+  CHECK(waiting == 4 + 2 * 4 - 1);  // of them four in the receives that the peer has posted
 }
 
 TEST_CASE("mpi: progress is true while something is on its way, receives posted ahead apart") {
@@ -122,6 +139,21 @@ TEST_CASE("mpi: what was pushed arrives although its link has gone") {
   CHECK(got == sent);
   CHECK_FALSE(rank.communicator->progress());
   CHECK(rank.mpi->requests() == 0);
+}
+
+TEST_CASE(
+    "mpi: what no peer takes of a link that has gone is on its way for a while only, and arrives late all the same") {
+  Rank rank;
+  const std::byte sent{7};
+  std::byte got{};
+  CHECK(rank.link(5, 6)->push(&sent, 1) == 1);
+  CHECK(rank.communicator->progress());
+  test::wait_for([&] { return !rank.communicator->progress(); });
+  CHECK(rank.mpi->requests() == 1);
+  CHECK(rank.link(6, 5)->pull(&got, 1) == 1);
+  CHECK(got == sent);
+  rank.communicator->close(0.01);
+  CHECK(rank.mpi->communicators == 0);
 }
 
 TEST_CASE("mpi: a link withdraws its receives, and keeps their memory while MPI has them") {
