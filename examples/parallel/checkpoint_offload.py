@@ -6,8 +6,8 @@ more for the activations within. With L blocks that take A bytes each, and input
 L * I + A bytes instead of L * A, for one more forward.
 
 Offload (Ren et al. 2021, ZeRO-Offload): parameters and gradients are on the device, AdamW's two momenta in CPU memory.
-A step copies the gradients to the CPU, updates a second copy of the parameters there, and copies it back. Where the
-device is the CPU, nothing is copied, and offload saves nothing; with --second-copy the step copies there, too.
+A step copies parameters and gradients to the CPU, updates the parameters there, and copies them back. Where the device
+is the CPU, nothing is copied, and offload saves nothing; with --second-copy the step copies there, too.
 
 hvd.DistributedOptimizer makes both data-parallel: it averages the gradients by all-reduce, and calls the step of the
 optimizer that it was given. bytes_moved counts the gradients, each padded to 64 bytes, and 8 bytes for the loss. The
@@ -37,13 +37,20 @@ class OffloadedAdamW(torch.optim.Optimizer):
     def __init__(self, parameters: list[torch.nn.Parameter], lr: float, second_copy: bool) -> None:
         super().__init__(parameters, {"lr": lr})
         self.copies = second_copy or parameters[0].device.type != "cpu"
-        self.pairs = [(parameter, parameter.detach().to("cpu", copy=self.copies)) for parameter in parameters]
+        self.pairs = [(each, each.detach().to("cpu", copy=True) if self.copies else each) for each in parameters]
         self.inner = torch.optim.AdamW([on_cpu for _, on_cpu in self.pairs], lr=lr)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
+        for group, of_inner in zip(self.param_groups, self.inner.param_groups, strict=True):
+            of_inner.update((key, value) for key, value in group.items() if key != "params")  # such as a scheduler's lr
         for on_device, on_cpu in self.pairs:
-            on_cpu.grad = on_device.grad.to("cpu", copy=self.copies)
+            state = self.state[on_device]  # where checkpoints and broadcasts look; the inner optimizer has the same
+            state.update({key: value.cpu() for key, value in state.items()})  # load_state_dict() puts it on the device
+            self.inner.state[on_cpu] = state
+            if self.copies:
+                on_cpu.copy_(on_device)  # since the last step a checkpoint or a broadcast may have changed it
+                on_cpu.grad = on_device.grad.to("cpu", copy=True)
         self.inner.step()
         for on_device, on_cpu in self.pairs if self.copies else ():
             on_device.copy_(on_cpu)
@@ -135,7 +142,7 @@ def main() -> None:
 
     if rank == 0:
         state = sum(value.nbytes for each in optimizer.inner.state.values() for value in each.values())
-        copied = sum(2 * tensor.nbytes for _, tensor in optimizer.pairs if optimizer.copies)
+        copied = sum(3 * tensor.nbytes for _, tensor in optimizer.pairs if optimizer.copies)
         nbytes /= max(1, options.steps - 1)
         if options.check:
             print(f"equal to one rank: largest difference {largest:.1e}")

@@ -1,7 +1,10 @@
 """The examples of parallel training that split experts, state, activations and devices: each against one rank."""
 
+import copy
+import io
 import json
 import pydoc_data.topics
+import runpy
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -204,7 +207,7 @@ def test_checkpoint_offload(copies: tuple[str, ...], ranks: int, tmp_path: Path)
     moved = sum(padded(DOUBLE * size, 64) for size in sizes)
     assert result["nbytes"] == DOUBLE + (moved if ranks > 1 else 0)
     assert result["state"] == (2 * sum(sizes) + len(sizes)) * DOUBLE
-    assert result["copied"] == (2 * sum(sizes) * DOUBLE if copies else 0)
+    assert result["copied"] == (3 * sum(sizes) * DOUBLE if copies else 0)
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -249,6 +252,55 @@ def checkpoint_offload_without(broken: str) -> str:
 def test_checkpoint_offload_without(broken: str) -> None:
     for text in run_ranks(checkpoint_offload_without, 2, args=(broken,)):
         assert text.startswith("step 0: the ranks' model differs by ")
+
+
+def offloaded_from_checkpoint() -> None:
+    """In a rank: the example's optimizer with a scheduler, a checkpoint that rank 0 alone loads, and a broadcast."""
+    import torch
+
+    import ringreduce.torch as hvd
+
+    sys.path.insert(0, str(EXAMPLES / "parallel"))
+    offloaded = runpy.run_path(str(EXAMPLES / "parallel/checkpoint_offload.py"))["OffloadedAdamW"]
+
+    def train(model: torch.nn.Linear, optimizer: torch.optim.Optimizer, steps: int, decay: float = 0.5) -> None:
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, decay)
+        for step in range(steps):
+            optimizer.zero_grad()
+            model(torch.linspace(-1, 1 + step, 4, dtype=torch.float64)).square().sum().backward()
+            optimizer.step()
+            scheduler.step()
+
+    with hvd.init() as world:
+        torch.manual_seed(world.rank)
+        plain = torch.nn.Linear(4, 3, dtype=torch.float64)
+        hvd.broadcast_parameters(plain.state_dict(), 0)
+        for second_copy in (False, True):
+            alone, model, again = (copy.deepcopy(plain) for _ in range(3))
+            adamw = torch.optim.AdamW(alone.parameters(), lr=0.1)
+            optimizer = hvd.DistributedOptimizer(offloaded(list(model.parameters()), 0.1, second_copy))
+            train(alone, adamw, 4)
+            train(model, optimizer, 4)
+            torch.testing.assert_close(model.state_dict(), alone.state_dict())
+            saved = io.BytesIO()
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, saved)
+            saved.seek(0)
+
+            resumed = hvd.DistributedOptimizer(offloaded(list(again.parameters()), 1.0, second_copy))
+            if world.rank == 0:
+                checkpoint = torch.load(saved)
+                again.load_state_dict(checkpoint["model"])
+                resumed.load_state_dict(checkpoint["optimizer"])
+            hvd.broadcast_parameters(again.state_dict(), 0)
+            hvd.broadcast_optimizer_state(resumed, 0)
+            assert resumed.param_groups[0]["lr"] == adamw.param_groups[0]["lr"] == 0.1 * 0.5**4
+            train(alone, adamw, 3)
+            train(again, resumed, 3)
+            torch.testing.assert_close(again.state_dict(), alone.state_dict())
+
+
+def test_offload_resumes_and_is_scheduled_as_plain_adamw() -> None:
+    run_ranks(offloaded_from_checkpoint, 2)
 
 
 # --- several devices of one process
