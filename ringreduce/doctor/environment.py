@@ -8,15 +8,14 @@ import platform
 import resource
 from collections.abc import Iterator
 
-from ringreduce import config
+from ringreduce import config, plan
 from ringreduce.bench import machine
 from ringreduce.doctor.finding import Finding
-from ringreduce.errors import Error, UnavailableError
+from ringreduce.errors import Error, InvalidArgumentError, UnavailableError
 from ringreduce.horovod_variables import WITHOUT_EFFECT
 from ringreduce.job.own_place import own_place
 from ringreduce.job.pidfd import check_pidfds
 from ringreduce.launch.quota import cpu_quota
-from ringreduce.plan import processor
 
 FEW_FILES = 1024
 
@@ -24,7 +23,7 @@ FEW_FILES = 1024
 def hardware() -> Iterator[Finding]:
     """The kernel, cores, huge pages, limits."""
     allowed, online = machine.allowed_cores(), os.cpu_count() or 1
-    yield Finding("machine", "cpu", processor())
+    yield Finding("machine", "cpu", plan.processor())
     yield _kernel()
     yield Finding("machine", "cores", f"{len(allowed)} allowed of {online} online")
     quota = cpu_quota()
@@ -81,7 +80,8 @@ def knobs() -> Iterator[Finding]:
     for knob in config.describe():
         if knob.origin != "default":
             explained.add(knob.origin)
-            yield Finding("knobs", knob.origin, f"{knob.value} ({knob.meaning})")
+            is_plan = knob.name == plan.VARIABLE and knob.value
+            yield _plan(knob.value) if is_plan else Finding("knobs", knob.origin, f"{knob.value} ({knob.meaning})")
     for name, nearest in config.unknown(os.environ).items():
         if name not in explained:
             explained.add(name)
@@ -95,6 +95,14 @@ def knobs() -> Iterator[Finding]:
         yield Finding("knobs", "also set", ", ".join(others))
     elif not explained:
         yield Finding("knobs", "set", "none")
+
+
+def _plan(path: str) -> Finding:
+    try:
+        ranks = plan.read(path).ranks
+    except InvalidArgumentError as error:
+        return Finding("knobs", plan.VARIABLE, str(error), "problem")
+    return Finding("knobs", plan.VARIABLE, f"{path} (a plan for {plan.layout(ranks)})")
 
 
 def _limit(value: int) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from ringreduce.errors import Error
 from ringreduce.job.collective_json import allgather_json
 from ringreduce.job.own_place import own_place
 from ringreduce.launch.python import run_module
+from ringreduce.plan import VARIABLE
 
 RANKS = 2
 TIMEOUT_S = 60.0  # on an idle machine 1 s
@@ -62,8 +64,10 @@ def on_own_ranks() -> dict[str, Any]:
     """Starts two ranks, runs on them, returns rank 0's result. Raises Failed."""
     rank = run_module("ringreduce.doctor", "--self-test")
     command = run_module("ringreduce.launch.ringrun", "-np", str(RANKS), *rank)
+    # A plan is for the ranks of the user's job: init() on two ranks would refuse it. environment.knobs() looks at it.
+    environ = {name: value for name, value in os.environ.items() if name != VARIABLE}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environ)
     except subprocess.TimeoutExpired:
         raise Failed(f"two ranks did not finish within {TIMEOUT_S:g} s") from None
     if done.returncode != 0:

@@ -23,6 +23,7 @@ from ringreduce.doctor.finding import Finding, lines, verdict
 from ringreduce.errors import UnavailableError
 from ringreduce.launch.mpi import installations
 from ringreduce.launch.mpi.versions import mpi_version
+from ringreduce.plan import Plan
 
 RunRanks = Callable[..., list[Any]]
 
@@ -69,6 +70,22 @@ def test_an_unknown_knob_is_a_note_with_the_nearest_name(monkeypatch: pytest.Mon
     assert found["RINGREDUCE_SPINUS"].status == "note"
     assert "RINGREDUCE_SPIN_US" in found["RINGREDUCE_SPINUS"].hint
     assert found["HOROVOD_CYCLE_TIME"].value == "no effect here"
+
+
+def test_a_plan_of_other_ranks_is_no_problem_of_the_machine(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(Plan((5,), ("a processor",), 96 << 10, 3 << 10).text())
+    done = run_doctor("--json", RINGREDUCE_PLAN=str(path))
+    assert done.returncode == 0, done.stdout
+    (knob,) = (finding for finding in json.loads(done.stdout)["findings"] if finding["name"] == "RINGREDUCE_PLAN")
+    assert (knob["topic"], knob["value"]) == ("knobs", f"{path} (a plan for 5 ranks on one host)")
+
+
+def test_a_plan_that_cannot_be_read_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGREDUCE_PLAN", "/nowhere/plan.json")
+    (knob,) = (finding for finding in environment.knobs() if finding.name == "RINGREDUCE_PLAN")
+    assert knob.status == "problem"
+    assert knob.value == "RINGREDUCE_PLAN=/nowhere/plan.json: cannot be read: No such file or directory"
 
 
 def test_half_a_launcher_is_a_problem_and_skips_the_self_test() -> None:
