@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import kubernetes_schemas
 import mpis
 import pytest
 from example_runs import EXAMPLES, write_data
+from ranks import clean_environment
 from tcp_jobs import run_on_hosts, secret_file
 
 from ringreduce.lab.lab import Lab
@@ -64,6 +66,27 @@ def test_the_script_for_mpirun(name: str, hosts: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
     result = json.loads(file.read_text())
     assert (result["ranks"], result["threads_per_rank"], len(result["epoch"])) == (2, 1, 1)
+
+
+# --- Slurm ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cores", ["", "6"])
+def test_the_script_for_sbatch_asks_srun_for_the_cores_of_a_task(cores: str, tmp_path: Path) -> None:
+    """srun 22.05 and newer do not look at SLURM_CPUS_PER_TASK; where sbatch was told no number, it is not set."""
+    srun = tmp_path / "srun"
+    srun.write_text('#!/bin/sh\nprintf "%s\\n" "threads=$OMP_NUM_THREADS" "$@"\n')
+    srun.chmod(0o755)
+    extra = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "a", "PYTHON": "python3"}
+    extra |= {"SLURM_CPUS_PER_TASK": cores} if cores else {}
+    environ = clean_environment() | {"PATH": f"{tmp_path}:{os.environ['PATH']}"} | extra
+    done = mpis.run(["sh", str(EXAMPLES / "slurm.sbatch"), "--epochs", "3"], environ)
+    assert done.returncode == 0, done.stdout
+    told, *options = done.stdout.splitlines()[1:]
+    at = options.index("python3")
+    assert told == f"threads={cores or 1}"
+    assert [option for option in options[:at] if "cpus" in option] == ([f"--cpus-per-task={cores}"] if cores else [])
+    assert options[at + 1 :] == ["examples/torch_fashion_mnist.py", "--epochs", "3"]
 
 
 # --- Kubernetes -------------------------------------------------------------------------------------------------------
