@@ -220,14 +220,19 @@ def test_ranks_leave_out_the_same_steps_where_apply_if_finite_is_within() -> Non
     assert run_ranks(with_steps_left_out, 2, env=ENV) == [[-1.0, -1.0, -101.0, -1101.0]] * 2
 
 
-def train(ranks: int, folder: Path, *options: str) -> tuple[dict[str, Any], list[np.ndarray]]:
-    files = ["--json", str(folder / f"{ranks}.json"), "--params", str(folder / f"{ranks}.npz")]
-    command = [str(RINGRUN), "-np", str(ranks), sys.executable, str(EXAMPLE), *files, *options]
+def run_example(*options: str, ranks: int = 2) -> None:
+    command = [str(RINGRUN), "-np", str(ranks), sys.executable, str(EXAMPLE), *options]
     environ = clean_environment() | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=HANG_S
     )
     assert done.returncode == 0, done.stdout
+
+
+def train(ranks: int, folder: Path, *options: str) -> tuple[dict[str, Any], list[np.ndarray]]:
+    run_example(
+        "--json", str(folder / f"{ranks}.json"), "--params", str(folder / f"{ranks}.npz"), *options, ranks=ranks
+    )
     with np.load(folder / f"{ranks}.npz") as content:
         return json.loads((folder / f"{ranks}.json").read_text()), [content[name] for name in content.files]
 
@@ -242,6 +247,24 @@ def test_the_example_trains_on_the_real_data_as_one_rank_does(tmp_path: Path) ->
     np.testing.assert_allclose(two["losses"], alone["losses"], rtol=1e-12)
     assert two["losses"][1] < 0.8 * two["losses"][0]
     assert two["test_accuracy"] > 0.5
+
+
+def test_the_example_tells_the_loss_of_narrow_parameters(tmp_path: Path) -> None:
+    losses = []
+    for batches, batch_size in ((20, 240), (300, 16)):  # the same 4,800 images for the same model
+        options = ("--steps", str(batches), "--batch-size", str(batch_size), "--lr", "0", "--hidden", "8")
+        result, _ = train(2, tmp_path, *options, "--epochs", "1", "--dtype", "bfloat16")
+        losses += result["losses"]
+    assert losses[1] == pytest.approx(losses[0], rel=0.01)  # 300 losses summed in bfloat16 are 10 to 15 % off
+
+
+def test_the_example_writes_each_file_by_itself(tmp_path: Path) -> None:
+    drawn, params = tmp_path / "drawn.json", tmp_path / "params.npz"
+    run_example("--epochs", "0", "--hidden", "8", "--json", str(drawn))
+    assert json.loads(drawn.read_text()) == {"ranks": 2, "losses": [], "test_accuracy": None}
+    run_example("--epochs", "0", "--hidden", "8", "--params", str(params))
+    with np.load(params) as content:
+        assert [content[name].shape for name in content.files] == [(784, 8), (8,), (8, 10), (10,)]
 
 
 def test_the_seed_of_the_example_draws_the_model(tmp_path: Path) -> None:
