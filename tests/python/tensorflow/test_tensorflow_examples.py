@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ from ranks import run_ranks
 from tensorflow_checks import ENV
 
 PAGES = Path(__file__).resolve().parents[3] / "docs" / "user"
+PAGE_OF_TF = (PAGES / "tensorflow.md").read_text()
 
 
 def test_training_is_the_same_on_one_rank_and_on_two(tmp_path: Path) -> None:
@@ -63,7 +65,7 @@ def execute(sources: list[str]) -> int:
 
 
 def test_programs_of_the_pages() -> None:
-    sources = programs((PAGES / "tensorflow.md").read_text())
+    sources = programs(PAGE_OF_TF)
     assert len(sources) >= 3
     migration = programs(
         (PAGES / "migrate-from-horovod.md").read_text().split("\n## TensorFlow\n")[1].split("\n## ")[0]
@@ -73,3 +75,20 @@ def test_programs_of_the_pages() -> None:
     scripts = [*sources, (EXAMPLES / "tensorflow_fashion_mnist.py").read_text()]
     assert not [one for one in scripts if "model.variables" in one]  # Keras 3 has the seeds of dropout among them
     assert run_ranks(execute, 2, args=(sources,), env=ENV) == [len(sources)] * 2
+
+
+def test_the_row_about_datasets_gives_all_ranks_as_many_batches() -> None:
+    import tensorflow as tf
+
+    (row,) = re.findall(r"^\| `dataset\.batch\(global_batch\)`; .*\| `(dataset.*)` \|$", PAGE_OF_TF, re.MULTILINE)
+    for count, size, global_batch in ((10001, 2, 50), (9999, 2, 50), (1200, 3, 48), (47, 2, 48)):
+        dealt = []
+        for rank in range(size):
+            hvd = SimpleNamespace(size=lambda size=size: size, rank=lambda rank=rank: rank)
+            names = {"dataset": tf.data.Dataset.range(count), "global_batch": global_batch, "hvd": hvd}
+            dealt.append([batch.tolist() for batch in eval(row, names).as_numpy_iterator()])
+        assert {len(batches) for batches in dealt} == {count // global_batch}
+        assert {len(batch) for batches in dealt for batch in batches} <= {global_batch // size}
+        for number, together in enumerate(zip(*dealt, strict=True)):
+            examples = sorted(example for batch in together for example in batch)
+            assert examples == list(range(number * global_batch, (number + 1) * global_batch))
