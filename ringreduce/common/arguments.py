@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from numbers import Integral
+from typing import Any
 
 from ringreduce import config
 from ringreduce.basics import is_initialized, rank
@@ -63,3 +65,18 @@ def check_predivide(op: int, gradient_predivide_factor: float) -> None:
         raise InvalidArgumentError("gradient_predivide_factor not supported with op != Average")
     if gradient_predivide_factor == 0.0:
         raise InvalidArgumentError("gradient_predivide_factor is 0")
+
+
+def check_passes(passes: Any) -> None:
+    """Raises InvalidArgumentError for what is no backward_passes_per_step."""
+    if not isinstance(passes, Integral) or isinstance(passes, bool) or passes < 1:
+        raise InvalidArgumentError(f"backward_passes_per_step must be > 0, and a whole number, not {passes!r}")
+
+
+def check_compression(compression: Any) -> None:
+    """Raises InvalidArgumentError for what has not the two functions of a compressor, such as "fp16"."""
+    if not all(callable(getattr(compression, name, None)) for name in ("compress", "decompress")):
+        raise InvalidArgumentError(
+            f"compression={compression!r} is no compressor: give hvd.Compression.fp16, another of hvd.Compression, or "
+            "a class with compress(tensor) and decompress(tensor, ctx)"
+        )

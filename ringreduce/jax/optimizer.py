@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ringreduce.collectives.ops import Average
+from ringreduce.common.arguments import check_compression
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.jax.compression import Compression
 from ringreduce.jax.primitives import decision
@@ -66,12 +67,13 @@ def distributed(
         arguments on.
 
     Raises:
-        InvalidArgumentError: every is no whole number, or less than 1.
+        InvalidArgumentError: every is no whole number, or less than 1; or compression is no compressor.
 
     >>> tx = hvd.distributed(optax.adam(1e-3))
     """
     if not every >= 1 or every % 1 != 0:
         raise InvalidArgumentError(f"distributed(): every must be a whole number, 1 or more, not {every}")
+    check_compression(compression)
 
     name = f"distributed(every={int(every)})"
 

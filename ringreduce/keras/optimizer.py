@@ -84,7 +84,7 @@ def DistributedOptimizer(
             process_set,
             scale_local_gradients,
         )
-    check(op, gradient_predivide_factor, backward_passes_per_step)
+    check(op, gradient_predivide_factor, backward_passes_per_step, compression)
     groups = renamed(num_groups, groups)
     settings = Settings(
         name=name,

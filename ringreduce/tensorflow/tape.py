@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ringreduce.collectives.ops import Average
 from ringreduce.common import reduced
-from ringreduce.common.arguments import check_predivide
+from ringreduce.common.arguments import check_compression, check_predivide
 from ringreduce.common.groups import renamed
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet, global_process_set
@@ -162,6 +162,7 @@ def DistributedGradientTape(
     >>> optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
     """
     check_predivide(op, gradient_predivide_factor)
+    check_compression(compression)
     groups = renamed(num_groups, groups)
     if not isinstance(gradtape, tf.GradientTape):
         raise InvalidArgumentError(f"DistributedGradientTape takes a tf.GradientTape, not {gradtape!r}")

@@ -57,7 +57,7 @@ def DistributedOptimizer(
     Raises:
         InvalidArgumentError: an argument is wrong; it says which.
     """
-    check(op, gradient_predivide_factor, backward_passes_per_step)
+    check(op, gradient_predivide_factor, backward_passes_per_step, compression)
     settings = Settings(
         name=name or f"Distributed{type(optimizer).__name__}",
         compression=compression,

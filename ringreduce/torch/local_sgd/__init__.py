@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ringreduce.common.arguments import check_compression
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.job.collective_json import allgather_json
 from ringreduce.job.process_sets import ProcessSet, global_process_set
@@ -17,7 +18,7 @@ from ringreduce.torch.compression import Compression
 from ringreduce.torch.gradient_reduction import described, instance_of
 from ringreduce.torch.local_sgd.mixin import LocalSGDMixin, Schedule
 from ringreduce.torch.local_sgd.outer import ElasticAveraging, Outer, diloco, slowmo
-from ringreduce.torch.optimizer.mixins import check_plain, with_mixin
+from ringreduce.torch.optimizer.mixins import check_optimizer, with_mixin
 from ringreduce.torch.tracing import BLOCKS, untraced
 
 __all__ = ["ElasticAveraging", "LocalSGD", "diloco", "slowmo"]
@@ -71,10 +72,12 @@ def LocalSGD(
     >>> optimizer = hvd.LocalSGD(torch.optim.AdamW(model.parameters(), 4e-4), every=500, outer=hvd.diloco())
     """
     global _made
+    check_optimizer(optimizer, "LocalSGD", "LocalSGD takes a plain torch optimizer, not one that reduces already")
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     _check(optimizer, len(parameters), every, warmup, outer, fragments, overlap, mix)
-    check_plain(optimizer, "LocalSGD takes a plain torch optimizer, not one that reduces already")
-    schedule = Schedule(every, warmup, fragments, overlap, mix, instance_of(compression or Compression.none))
+    compression = compression or Compression.none
+    check_compression(compression)
+    schedule = Schedule(every, warmup, fragments, overlap, mix, instance_of(compression))
     outer_text = _described_outer(outer)
     _made += 1
     if process_set.included() and len(process_set.ranks) > 1:
@@ -97,13 +100,13 @@ def _check(
     mix: float,
 ) -> None:
     for name, value, least in (("every", every, 1), ("warmup", warmup, 0), ("fragments", fragments, 1)):
-        if not isinstance(value, int) or value < least:
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise InvalidArgumentError(f"LocalSGD: {name} is a whole number, {least} or more, not {value!r}")
     if fragments > min(every, parameters):
         raise InvalidArgumentError(
             f"LocalSGD: {fragments} fragments, but {every} steps between averagings and {parameters} parameters"
         )
-    if not isinstance(overlap, int) or not 0 <= overlap < every:
+    if not isinstance(overlap, int) or isinstance(overlap, bool) or not 0 <= overlap < every:
         raise InvalidArgumentError(f"LocalSGD: overlap is a number of steps below every={every}, not {overlap!r}")
     if not 0 <= mix < 1:
         raise InvalidArgumentError(f"LocalSGD: mix is 0 or more, and less than 1, not {mix!r}")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ringreduce.collectives.ops import Adasum, Average
-from ringreduce.common.arguments import check_predivide
+from ringreduce.common.arguments import check_compression, check_passes, check_predivide
 from ringreduce.common.groups import Groups, checked, renamed
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet, global_process_set
@@ -17,7 +17,7 @@ from ringreduce.torch.compression import Compression, Compressor, Stateful
 from ringreduce.torch.gradient_reduction import instance_of
 from ringreduce.torch.optimizer.adasum_optimizer import AdasumMixin, check_adasum
 from ringreduce.torch.optimizer.distributed_optimizer import DistributedMixin
-from ringreduce.torch.optimizer.mixins import check_memory, check_plain, with_mixin
+from ringreduce.torch.optimizer.mixins import check_memory, check_optimizer, with_mixin
 from ringreduce.torch.optimizer.reducer import Settings
 from ringreduce.torch.optimizer.sharded import ShardedMixin, check_shardable
 from ringreduce.torch.tracing import BLOCKS, untraced
@@ -69,9 +69,10 @@ def DistributedOptimizer(
 
     >>> optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
     """
+    check_optimizer(optimizer, "DistributedOptimizer", "this optimizer is a DistributedOptimizer already")
     check_predivide(op, gradient_predivide_factor)
-    if backward_passes_per_step <= 0:
-        raise InvalidArgumentError("backward_passes_per_step must be > 0")
+    check_passes(backward_passes_per_step)
+    check_compression(compression)
     groups = renamed(num_groups, groups)
     settings = Settings(
         op=op,
@@ -82,7 +83,6 @@ def DistributedOptimizer(
         sparse_as_dense=sparse_as_dense,
         views=gradient_as_bucket_view,
     )
-    check_plain(optimizer, "this optimizer is a DistributedOptimizer already")
     names = _named(optimizer, named_parameters)
     check_memory([(names[p], p) for group in optimizer.param_groups for p in group["params"]], process_set)
     mixin: type[torch.optim.Optimizer] = DistributedMixin
@@ -105,12 +105,14 @@ def _named(
     groups = [group["params"] for group in optimizer.param_groups]
     if named_parameters is None:
         return {p: f"allreduce.noname.{g}.{i}" for g, params in enumerate(groups) for i, p in enumerate(params)}
-    named = list(named_parameters)
-    if any(not isinstance(pair, tuple) for pair in named):
-        raise InvalidArgumentError(
-            "named_parameters should be a sequence of tuples (name, parameter), usually produced by "
-            "model.named_parameters()."
-        )
+    named = list(named_parameters) if isinstance(named_parameters, Iterable) else [named_parameters]
+    for pair in named:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            found = pair.__name__ if isinstance(pair, type) else type(pair).__name__
+            raise InvalidArgumentError(
+                "named_parameters should be a sequence of tuples (name, parameter), usually produced by "
+                f"model.named_parameters(). Here is a {found} in place of a tuple, or of the sequence"
+            )
     duplicates = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
     if duplicates:
         raise InvalidArgumentError(

@@ -16,8 +16,17 @@ from ringreduce.job.process_sets import ProcessSet, group_of
 from ringreduce.torch.tensors import lacks_memory
 
 
-def check_plain(optimizer: torch.optim.Optimizer, text: str) -> None:
-    """Raises InvalidArgumentError with the text for an optimizer that with_mixin() has made."""
+def check_optimizer(optimizer: Any, who: str, text: str) -> None:
+    """Raises InvalidArgumentError for what is no optimizer, and with the text for one that with_mixin() has made.
+
+    Args:
+        who: was given it.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidArgumentError(
+            f"{who}: optimizer is a torch.optim.Optimizer, such as torch.optim.SGD(model.parameters(), lr=0.1), and "
+            f"not a {type(optimizer).__name__}"
+        )
     if hasattr(type(optimizer), "_plain"):
         raise InvalidArgumentError(text)
 

@@ -87,6 +87,8 @@ def other_dtypes() -> None:
         for every in (0, 2.5, float("nan")):  # the step 1.5 never comes
             with pytest.raises(hvd.InvalidArgumentError, match=f"every must be a whole number, 1 or more, not {every}"):
                 hvd.distributed(tx, every=every)
+        with pytest.raises(hvd.InvalidArgumentError, match="compression='fp16' is no compressor"):
+            hvd.distributed(tx, compression="fp16")
 
 
 def test_updates_may_have_other_dtypes_than_gradients() -> None:

@@ -297,6 +297,8 @@ def it_stays_the_same_optimizer(hvd: Any) -> None:
         (SGD(1.0), {"op": hvd.Adasum}, "op currently only supports Average and Sum"),
         (SGD(1.0), {"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "not supported with op != Average"),
         (SGD(1.0), {"backward_passes_per_step": 0}, "must be > 0"),
+        (SGD(1.0), {"backward_passes_per_step": 2.5}, "must be > 0, and a whole number, not 2.5"),
+        (SGD(1.0), {"compression": "fp16"}, "compression='fp16' is no compressor"),
         (SGD(1.0), {"groups": -1}, "non-negative integer"),
         (SGD(1.0), {"groups": [variables[0]]}, "list of list"),
         (SGD(1.0), {"groups": [variables[:1], variables[:2]]}, "only appear once"),

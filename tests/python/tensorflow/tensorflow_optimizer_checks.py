@@ -134,6 +134,8 @@ def legacy_eager(rank: int) -> None:
 
     for wrong, text in (
         ({"backward_passes_per_step": 0}, "must be > 0"),
+        ({"backward_passes_per_step": 2.5}, "must be > 0, and a whole number, not 2.5"),
+        ({"compression": "fp16"}, "compression='fp16' is no compressor"),
         ({"groups": "all"}, "groups should be"),
         ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "gradient_predivide_factor not supported"),
         ({"op": hvd.Adasum, "average_aggregated_gradients": True}, "Adasum does not support"),

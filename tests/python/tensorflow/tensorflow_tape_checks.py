@@ -85,6 +85,8 @@ def persistent_and_nested_tapes(rank: int) -> None:
     tape = hvd.DistributedGradientTape(Tape(persistent=True))
     assert isinstance(tape, Tape)
     assert tape.kind() == "persistent: True"
+    with pytest.raises(ValueError, match="compression='fp16' is no compressor"):
+        hvd.DistributedGradientTape(tf.GradientTape(), compression="fp16")
     with pytest.raises(ValueError, match="wrapped already"):
         hvd.DistributedGradientTape(tape)
     with pytest.raises(ValueError, match=r"takes a tf\.GradientTape"):

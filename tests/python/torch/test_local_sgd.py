@@ -560,7 +560,10 @@ def test_ranks_may_have_made_other_numbers_of_optimizers() -> None:
 
 WRONG: dict[str, dict[str, Any]] = {
     "every is a whole number": {"every": 0},
+    "every is a whole number, 1 or more, not True": {"every": True},
     "warmup is a whole number": {"every": 2, "warmup": -1},
+    "overlap is a number of steps below every=2, not False": {"every": 2, "overlap": False},
+    "compression='fp16' is no compressor": {"every": 2, "compression": "fp16"},
     "fragments is a whole number": {"every": 2, "fragments": 0},
     "3 fragments, but 2 steps": {"every": 2, "fragments": 3},
     "5 fragments, but 9 steps between averagings and 4": {"every": 9, "fragments": 5},
@@ -592,6 +595,8 @@ def refusals() -> list[str]:
         _, optimizer = made({"every": 2})
         with pytest.raises(ValueError, match="takes a plain torch optimizer"):
             hvd.LocalSGD(optimizer, every=2)
+        with pytest.raises(ValueError, match=r"LocalSGD: optimizer is a torch.optim.Optimizer, .* not a Linear"):
+            hvd.LocalSGD(torch.nn.Linear(2, 2), every=5)
         with pytest.raises(ValueError, match="make a new LocalSGD"):
             optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
         with pytest.raises(ValueError, match="LBFGS"):
