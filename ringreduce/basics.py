@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, nullcontext
@@ -69,7 +70,10 @@ def init(
     address: str | None = None,
     secret_file: str | os.PathLike[str] | None = None,
 ) -> World:
-    """Joins the job. Collective: returns once all ranks have called it. Does nothing while a job is running.
+    """Joins the job. Collective: returns once all ranks have called it.
+
+    While a job is running it only registers those of process_sets that are not registered yet, which is collective too,
+    and warns of arguments that say another job than that.
 
     Rank and size come from the arguments, else from the launcher's environment (ringrun, mpirun, torchrun, srun),
     else this is a job of one process. May be called again after shutdown().
@@ -113,6 +117,9 @@ def init(
             except BaseException:
                 _leave()
                 raise
+        else:
+            _warn_of_other_job(comm, rank, size, job)
+            _register(process_sets, is_first=False)
         return World(state.require().placement)
 
 
@@ -389,7 +396,33 @@ def _is_world(comm: Any, size: int) -> bool:
     )
 
 
-def _register(process_sets: Sequence[ProcessSet | Sequence[int] | Any] | str | None) -> None:
+def _warn_of_other_job(comm: Any, rank: int | None, size: int | None, job: str | None) -> None:
+    """One warning of the arguments of init() that the running job is not of."""
+    place = state.require().placement
+    is_named = place.source == "ringrun" or job is None or place.job.endswith(f"named-{job}")  # ringrun's have its name
+    is_same = (
+        communicators.may_be_of(comm, place)
+        if communicators.is_communicator(comm)
+        else comm is None or _is_world(comm, place.size)
+    )
+    others = {
+        "comm": None if is_same else comm,
+        "rank": None if rank == place.rank else rank,
+        "size": None if size == place.size else size,
+        "job": None if is_named else job,
+    }
+    told = ", ".join(f"{name}={value!r}" for name, value in others.items() if value is not None)
+    if told:
+        warnings.warn(
+            f"init({told}) has no effect: this process is rank {place.rank}/{place.size} of a job that runs. Call "
+            "shutdown() before, or leave these arguments out",
+            RuntimeWarning,
+            stacklevel=config.users_level(),
+        )
+
+
+def _register(process_sets: Sequence[ProcessSet | Sequence[int] | Any] | str | None, is_first: bool = True) -> None:
+    """Registers what init() was given. Where it is not the first in the job, sets may be there already."""
     if isinstance(process_sets, str):
         if process_sets != "dynamic":
             raise InvalidArgumentError(f'process_sets is a list of process sets or "dynamic", not {process_sets!r}')
@@ -397,7 +430,18 @@ def _register(process_sets: Sequence[ProcessSet | Sequence[int] | Any] | str | N
         return
     for number, entry in enumerate(process_sets or ()):
         process_set = entry if isinstance(entry, ProcessSet) else ProcessSet(entry)
-        duplicate = registered_as(process_set, state.require()) is not None
+        known = registered_as(process_set, state.require())
+        duplicate = known is not None
+        if duplicate and not is_first:  # on all ranks alike, as they have registered the same sets
+            if entry is process_set and known is not process_set:
+                place = state.require().placement
+                warnings.warn(
+                    f"init(): process_sets entry number {number} has no effect on rank {place.rank}/{place.size}: its "
+                    f"ranks are registered already, as {known}. Use that one",
+                    RuntimeWarning,
+                    stacklevel=config.users_level(),
+                )
+            continue
         try:
             register(process_set)  # raises on all ranks alike, also where only one has a duplicate
         except InvalidArgumentError as error:

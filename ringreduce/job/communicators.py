@@ -35,6 +35,14 @@ def is_null(comm: Any) -> bool:
     return bool(comm == sys.modules["mpi4py.MPI"].COMM_NULL)
 
 
+def may_be_of(comm: Any, place: environment.Placement) -> bool:
+    """Whether a communicator may be that of a rank at this place, so far as can be told without MPI's traffic."""
+    module = sys.modules["mpi4py.MPI"]
+    if not module.Is_initialized() or module.Is_finalized():  # then every question ends the process
+        return True
+    return not is_null(comm) and (comm.Get_rank(), comm.Get_size()) == (place.rank, place.size)
+
+
 def place_ranks(comm: Any, timeout_s: float, transport: str) -> PlacedRanks:
     """Each rank's place, and one fresh meeting point for each host. Collective over the communicator.
 

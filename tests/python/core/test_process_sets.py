@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -489,3 +490,42 @@ def test_what_all_members_have_called_ends_well_when_the_set_is_removed() -> Non
     assert second == [[total, total]] * 6
     assert first == [[total, total, "ShutdownError"]] * 6
     assert third == [[]] * 6
+
+
+def sets_of_a_second_init() -> dict[str, Any]:
+    import ringreduce as rr
+
+    number_from_one()
+    seen: dict[str, Any] = {}
+    even, odd, twin = rr.ProcessSet([0, 2]), rr.ProcessSet([1, 3]), rr.ProcessSet([2, 0])
+    with rr.init() as world, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):  # the second time they are there
+            again = rr.init(process_sets=[even, odd, [0, 1]])
+        mine = odd if world.rank % 2 else even
+        seen["world"] = str(again) == str(world)
+        seen["ids"] = [one.process_set_id for one in state.require().process_sets.values()]
+        seen["sum"] = rr.allreduce(world.rank, op=rr.Sum, process_set=mine)
+        warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True) as warned:
+            rr.init(process_sets=[twin])
+        seen["twin"] = [str(one.message) for one in warned]
+        seen["unregistered"] = twin.process_set_id
+        seen["wrong"] = caught(lambda: rr.init(process_sets=[[0, 9]]))
+        seen["still"] = int(rr.allreduce(1, op=rr.Sum))
+    return seen
+
+
+def test_a_second_init_registers_the_sets_that_are_not_there() -> None:
+    for rank, seen in enumerate(run_ranks(sets_of_a_second_init, 4)):
+        assert seen["world"]
+        assert seen["ids"] == [1, 2, 3]
+        assert seen["sum"] == (4 if rank % 2 else 2)
+        (told,) = seen["twin"]
+        assert told == (
+            f"init(): process_sets entry number 0 has no effect on rank {rank}/4: its ranks are registered already, as "
+            "ProcessSet(process_set_id=1, ranks=[0, 2], mpi_comm=None). Use that one"
+        )
+        assert seen["unregistered"] is None
+        assert "rank 9 does not exist" in seen["wrong"]
+        assert seen["still"] == 4

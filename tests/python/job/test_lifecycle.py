@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -516,3 +517,37 @@ def test_a_rank_that_does_not_attach_in_time() -> None:
     for told in texts:  # the late one, too
         assert str(told).startswith("TimeoutError: "), told
         assert "rank(s) 1 did not attach to the group's memory within 0.3 s" in str(told)
+
+
+def told_by_init(**arguments: Any) -> list[str]:
+    import ringreduce as rr
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        rr.init(**arguments)
+    assert {one.filename for one in warned} <= {__file__}
+    return [str(one.message) for one in warned]
+
+
+def second_inits() -> list[list[str]]:
+    import ringreduce as rr
+
+    with rr.init() as world:
+        silent = [{}, {"rank": world.rank, "size": 2}, {"comm": [0, 1]}, {"comm": []}, {"job": "of ringrun's ranks"}]
+        assert not any(told_by_init(**arguments) for arguments in silent)
+        wrong = [{"rank": 1 - world.rank, "size": 7}, {"comm": [0]}]
+        told = [told_by_init(**arguments) for arguments in wrong]
+        assert (rr.rank(), rr.size()) == (world.rank, 2)
+    with rr.init(rank=0, size=1, job="mine"):
+        assert not told_by_init(job="mine")
+        return [*told, told_by_init(job="another")]
+
+
+def test_a_second_init_tells_what_it_ignores() -> None:
+    for rank, told in enumerate(run_ranks(second_inits, 2)):
+        cure = "of a job that runs. Call shutdown() before, or leave these arguments out"
+        assert told == [
+            [f"init(rank={1 - rank}, size=7) has no effect: this process is rank {rank}/2 {cure}"],
+            [f"init(comm=[0]) has no effect: this process is rank {rank}/2 {cure}"],
+            [f"init(job='another') has no effect: this process is rank 0/1 {cure}"],
+        ]

@@ -144,7 +144,7 @@ def test_mpi_initialized_late_and_finalized_early(mpi: mpis.Mpi, tmp_path: Path)
 # --- communicators ----------------------------------------------------------------------------------------------------
 
 COMMUNICATORS = f"""{SAY}
-import signal, types
+import signal, types, warnings
 from mpi4py import MPI
 from ringreduce.job import communicators
 
@@ -183,6 +183,12 @@ with rr.init(process_sets=[pairs]):  # without a communicator of the job: places
 
 with rr.init(comm=MPI.COMM_SELF) as alone:
     seen["self"] = [alone.rank, alone.size, total()]
+    seen["second"] = []
+    for comm in (MPI.COMM_SELF, world, MPI.COMM_NULL):
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            rr.init(comm=comm)
+        seen["second"].append([str(one.message).partition(": ")[2] for one in warned])
 
 seen["null"] = caught(lambda: rr.init(comm=MPI.COMM_NULL))
 inter = pairs.Create_intercomm(0, world, 2 - me // 2 * 2)
@@ -248,6 +254,10 @@ def test_communicators(mpi: mpis.Mpi, tmp_path: Path) -> None:
         assert seen["still"] == expected_total(4)
         assert seen["launched"] == [me, expected_total(4)]
         assert seen["self"] == [0, 1, expected_total(1)]
+        same, *others = seen["second"]
+        assert same == []
+        assert [len(told) for told in others] == [1, 1]
+        assert all(told[0].startswith("this process is rank 0/1 of a job that runs") for told in others)
         assert "is MPI.COMM_NULL" in seen["null"]
         assert "inter-communicator" in seen["inter"]
         assert "leave rank= and size= out" in seen["both"]
