@@ -148,6 +148,12 @@ double parse_number(const Knob& knob, const KnobValue& given) {
 
 KnobValue read(const Knob& knob) {
   if (const char* text = std::getenv(knob.name)) return {knob.name, text, knob.name};
+  // This switch of Horovod's has the opposite sense, so it is no alias in the table.
+  constexpr const char* kOff = "HOROVOD_STALL_CHECK_DISABLE";
+  if (std::string_view(knob.name) == "RINGREDUCE_STALL_WARNING") {
+    if (const char* text = std::getenv(kOff); text != nullptr && std::string_view(text) == "1")
+      return {knob.name, "0", kOff};
+  }
   if (knob.alias[0] != '\0') {
     if (const char* text = std::getenv(knob.alias)) return {knob.name, text, knob.alias};
   }
@@ -176,10 +182,6 @@ Settings Settings::from_environment() {
       texts[knob.name] = given.value;
     }
     settings.values.push_back(std::move(given));
-  }
-  // Horovod's switch has the opposite sense, so it cannot be an alias in the table.
-  if (const char* off = std::getenv("HOROVOD_STALL_CHECK_DISABLE"); off != nullptr && std::string(off) == "1") {
-    numbers["RINGREDUCE_STALL_WARNING"] = 0;
   }
   settings.timeout_s = numbers["RINGREDUCE_TIMEOUT"];
   settings.init_timeout_s = numbers["RINGREDUCE_INIT_TIMEOUT"];

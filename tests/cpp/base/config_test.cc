@@ -121,8 +121,21 @@ TEST_CASE("what the core uses is what the variables say") {
   CHECK(settings.algorithm == "ring");
   CHECK(settings.stall_warning_s == 5);
   CHECK_FALSE(settings.is_stall_warning_given);
+}
+
+TEST_CASE("Horovod's switch for warnings is read where ours is unset, and shown as what it is") {
   const Variable off("HOROVOD_STALL_CHECK_DISABLE", "1");
+  const auto shown = [](const Settings& settings) {
+    for (const KnobValue& value : settings.values) {
+      if (value.name == "RINGREDUCE_STALL_WARNING") return value.value + " of " + value.origin;
+    }
+    return std::string("nothing");
+  };
   CHECK(Settings::from_environment().stall_warning_s == 0);
+  CHECK(shown(Settings::from_environment()) == "0 of HOROVOD_STALL_CHECK_DISABLE");
+  const Variable ours("RINGREDUCE_STALL_WARNING", "30");
+  CHECK(Settings::from_environment().stall_warning_s == 30);
+  CHECK(shown(Settings::from_environment()) == "30 of RINGREDUCE_STALL_WARNING");
 }
 
 }  // namespace

@@ -335,8 +335,8 @@ def test_uneven_data_and_stuck_ranks_over_mpi(mpi: mpis.Mpi, tmp_path: Path) -> 
 # --- Python that MPI calls ------------------------------------------------------------------------------------------
 
 # The engine polls MPI while the message is under way, and MPI calls add() there: it has the MPI library's mutex, and
-# waits for the GIL, when the last owner of the process set's links goes. (Of one of the ranks MPI may call add() elsewhere:
-# in Iallreduce(), in Test() once the message has been taken, or not at all.)
+# waits for the GIL, when the last owner of the process set's links goes. (Of one of the ranks MPI may call add()
+# elsewhere: in Iallreduce(), in Test() once the message has been taken, or not at all.)
 OWN_OPERATION = f"""{SAY}
 import threading
 from mpi4py import MPI
