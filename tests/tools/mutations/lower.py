@@ -99,9 +99,24 @@ ROWS = (
     Mutation(
         "death",
         "csrc/os/liveness.cc",
-        "    dead.push_back(static_cast<int>(rank));\n",
+        "        dead.push_back(ranks[i]);\n",
         "",
         ("os_test",),
+    ),
+    Mutation(
+        "end-taken-for-exec",
+        "csrc/os/process_state.cc",
+        "return file >> pages && pages > 0;",
+        "return true;",
+        ("peer_watch_test",),
+    ),
+    Mutation(
+        "abandoned-send",
+        "csrc/transport/mpi/mpi_pending_messages.cc",
+        "  ++abandoned_;\n",
+        "",
+        ("mpi_test",),
+        limit_s=10,
     ),
     Mutation(
         "registered-end",
