@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _lock = threading.RLock()
 _DRAIN_S = 5.0  # kernels of frameworks have been told to leave, and look around every 0.1 s at the latest
+_job_argument: str | None = None  # of the init() that has started the job
 _init_count = 0  # how many launched jobs this process has joined; ranks with different counts do not meet
 _meeting_count = 0  # likewise of jobs whose ranks meet over TCP
 _report_interval = ReportInterval()  # of report(); others have one of their own
@@ -72,8 +73,7 @@ def init(
 ) -> World:
     """Joins the job. Collective: returns once all ranks have called it.
 
-    While a job is running it only registers those of process_sets that are not registered yet, which is collective too,
-    and warns of arguments that say another job than that.
+    While a job is running it does nothing, and warns of arguments that say another job or other process sets.
 
     Rank and size come from the arguments, else from the launcher's environment (ringrun, mpirun, torchrun, srun),
     else this is a job of one process. May be called again after shutdown().
@@ -108,10 +108,12 @@ def init(
         UnavailableError: the job needs a transport that does not exist, or is on several hosts without mpi4py and
             without a secret file; or MPI connects its hosts, and RINGREDUCE_ENCRYPT=on.
     """
+    global _job_argument
     with _lock:
         if state.current is None:
             with plan.wanted(again=True).told():
                 _start(comm, rank, size, job, address, secret_file)
+            _job_argument = job
             try:
                 _register(process_sets)
             except BaseException:
@@ -119,7 +121,7 @@ def init(
                 raise
         else:
             _warn_of_other_job(comm, rank, size, job)
-            _register(process_sets, is_first=False)
+            _warn_of_sets(process_sets)
         return World(state.require().placement)
 
 
@@ -399,7 +401,6 @@ def _is_world(comm: Any, size: int) -> bool:
 def _warn_of_other_job(comm: Any, rank: int | None, size: int | None, job: str | None) -> None:
     """One warning of the arguments of init() that the running job is not of."""
     place = state.require().placement
-    is_named = place.source == "ringrun" or job is None or place.job.endswith(f"named-{job}")  # ringrun's have its name
     is_same = (
         communicators.may_be_of(comm, place)
         if communicators.is_communicator(comm)
@@ -409,7 +410,7 @@ def _warn_of_other_job(comm: Any, rank: int | None, size: int | None, job: str |
         "comm": None if is_same else comm,
         "rank": None if rank == place.rank else rank,
         "size": None if size == place.size else size,
-        "job": None if is_named else job,
+        "job": None if place.source == "ringrun" or job == _job_argument else job,
     }
     told = ", ".join(f"{name}={value!r}" for name, value in others.items() if value is not None)
     if told:
@@ -421,8 +422,7 @@ def _warn_of_other_job(comm: Any, rank: int | None, size: int | None, job: str |
         )
 
 
-def _register(process_sets: Sequence[ProcessSet | Sequence[int] | Any] | str | None, is_first: bool = True) -> None:
-    """Registers what init() was given. Where it is not the first in the job, sets may be there already."""
+def _register(process_sets: Sequence[ProcessSet | Sequence[int] | Any] | str | None) -> None:
     if isinstance(process_sets, str):
         if process_sets != "dynamic":
             raise InvalidArgumentError(f'process_sets is a list of process sets or "dynamic", not {process_sets!r}')
@@ -430,18 +430,7 @@ def _register(process_sets: Sequence[ProcessSet | Sequence[int] | Any] | str | N
         return
     for number, entry in enumerate(process_sets or ()):
         process_set = entry if isinstance(entry, ProcessSet) else ProcessSet(entry)
-        known = registered_as(process_set, state.require())
-        duplicate = known is not None
-        if duplicate and not is_first:  # on all ranks alike, as they have registered the same sets
-            if entry is process_set and known is not process_set:
-                place = state.require().placement
-                warnings.warn(
-                    f"init(): process_sets entry number {number} has no effect on rank {place.rank}/{place.size}: its "
-                    f"ranks are registered already, as {known}. Use that one",
-                    RuntimeWarning,
-                    stacklevel=config.users_level(),
-                )
-            continue
+        duplicate = registered_as(process_set, state.require()) is not None
         try:
             register(process_set)  # raises on all ranks alike, also where only one has a duplicate
         except InvalidArgumentError as error:
@@ -451,6 +440,27 @@ def _register(process_sets: Sequence[ProcessSet | Sequence[int] | Any] | str | N
                 f"Horovod could not be initialized because process_sets entry number {number} is a duplicate: "
                 f"{process_set}"
             ) from error
+
+
+def _warn_of_sets(process_sets: Sequence[ProcessSet | Sequence[int] | Any] | str | None) -> None:
+    """One warning of the process sets given to an init() in a running job that are none of the job's."""
+    if isinstance(process_sets, str):
+        return
+    for number, entry in enumerate(process_sets or ()):
+        process_set = entry if isinstance(entry, ProcessSet) else ProcessSet(entry)
+        known = registered_as(process_set, state.require())
+        if known is None:
+            cure = "Call add_process_set() on all ranks if it is not registered"
+        elif isinstance(entry, ProcessSet) and known is not entry:
+            cure = f"Its ranks are registered as {known}: use that one"
+        else:
+            continue
+        warnings.warn(
+            f"init(): process_sets entry number {number}, {process_set}, has no effect, because a job runs. {cure}",
+            RuntimeWarning,
+            stacklevel=config.users_level(),
+        )
+        return
 
 
 def _joined(place: environment.Placement, placed: places.PlacedRanks | None, timeout_s: float) -> rendezvous.Joined:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from numbers import Integral
+from numbers import Real
 from typing import Any
 
 from ringreduce import config
@@ -67,10 +67,11 @@ def check_predivide(op: int, gradient_predivide_factor: float) -> None:
         raise InvalidArgumentError("gradient_predivide_factor is 0")
 
 
-def check_passes(passes: Any) -> None:
-    """Raises InvalidArgumentError for what is no backward_passes_per_step."""
-    if not isinstance(passes, Integral) or isinstance(passes, bool) or passes < 1:
+def whole_passes(passes: Any) -> int:
+    """A backward_passes_per_step, 4.0 included. Raises InvalidArgumentError for what is none."""
+    if not isinstance(passes, Real) or isinstance(passes, bool) or passes < 1 or passes % 1 != 0:
         raise InvalidArgumentError(f"backward_passes_per_step must be > 0, and a whole number, not {passes!r}")
+    return int(float(passes))
 
 
 def check_compression(compression: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from ringreduce.collectives.ops import Average
+from ringreduce.common.arguments import whole_passes
 from ringreduce.common.groups import checked, renamed
 from ringreduce.common.which_keras import is_of_keras_2
 from ringreduce.job.process_sets import ProcessSet, global_process_set
@@ -84,7 +85,8 @@ def DistributedOptimizer(
             process_set,
             scale_local_gradients,
         )
-    check(op, gradient_predivide_factor, backward_passes_per_step, compression)
+    check(op, gradient_predivide_factor, compression)
+    backward_passes_per_step = whole_passes(backward_passes_per_step)
     groups = renamed(num_groups, groups)
     settings = Settings(
         name=name,

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from ringreduce import state
 from ringreduce.collectives.ops import Average, Sum
-from ringreduce.common.arguments import check_compression, check_passes, check_predivide
+from ringreduce.common.arguments import check_compression, check_predivide
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet, registered_as
 
@@ -36,12 +36,11 @@ def with_registered_set(settings: Settings) -> Settings:
     return settings if registered is None else replace(settings, process_set=registered)
 
 
-def check(op: int, gradient_predivide_factor: float, backward_passes_per_step: int, compression: Any) -> None:
+def check(op: int, gradient_predivide_factor: float, compression: Any) -> None:
     """Raises InvalidArgumentError for arguments that make no sense."""
     check_predivide(op, gradient_predivide_factor)
     if op not in (Average, Sum):
         raise InvalidArgumentError("op currently only supports Average and Sum")
-    check_passes(backward_passes_per_step)
     check_compression(compression)
 
 

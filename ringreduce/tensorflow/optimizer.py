@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from ringreduce.collectives.ops import Adasum, Average
-from ringreduce.common.arguments import check_compression, check_passes, check_predivide
+from ringreduce.common.arguments import check_compression, check_predivide, whole_passes
 from ringreduce.common.groups import renamed
 from ringreduce.common.which_keras import is_of_keras_2
 from ringreduce.errors import InvalidArgumentError, UnavailableError
@@ -69,7 +69,7 @@ def DistributedOptimizer(
     """
     check_predivide(op, gradient_predivide_factor)
     groups = renamed(num_groups, groups)
-    check_passes(backward_passes_per_step)
+    backward_passes_per_step = whole_passes(backward_passes_per_step)
     check_compression(compression)
     if op == Adasum and average_aggregated_gradients:
         raise InvalidArgumentError("Adasum does not support average_aggregated_gradients == True")

@@ -8,6 +8,7 @@ from typing import Any
 import tf_keras
 
 from ringreduce.collectives.ops import Average
+from ringreduce.common.arguments import whole_passes
 from ringreduce.common.groups import renamed
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.keras.legacy.distributed import GradientReduction
@@ -57,7 +58,8 @@ def DistributedOptimizer(
     Raises:
         InvalidArgumentError: an argument is wrong; it says which.
     """
-    check(op, gradient_predivide_factor, backward_passes_per_step, compression)
+    check(op, gradient_predivide_factor, compression)
+    backward_passes_per_step = whole_passes(backward_passes_per_step)
     settings = Settings(
         name=name or f"Distributed{type(optimizer).__name__}",
         compression=compression,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ringreduce.collectives.ops import Adasum, Average
-from ringreduce.common.arguments import check_compression, check_passes, check_predivide
+from ringreduce.common.arguments import check_compression, check_predivide, whole_passes
 from ringreduce.common.groups import Groups, checked, renamed
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet, global_process_set
@@ -71,7 +71,7 @@ def DistributedOptimizer(
     """
     check_optimizer(optimizer, "DistributedOptimizer", "this optimizer is a DistributedOptimizer already")
     check_predivide(op, gradient_predivide_factor)
-    check_passes(backward_passes_per_step)
+    backward_passes_per_step = whole_passes(backward_passes_per_step)
     check_compression(compression)
     groups = renamed(num_groups, groups)
     settings = Settings(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ringreduce.collectives.ops import Max
-from ringreduce.common.arguments import check_passes
+from ringreduce.common.arguments import whole_passes
 from ringreduce.common.same_start import OPTIMIZER
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.job.collective_json import allreduce_integers
@@ -182,7 +182,7 @@ class DistributedMixin(torch.optim.Optimizer):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes how many backward() calls come before a step; between steps."""
-        check_passes(passes)
+        passes = whole_passes(passes)
         self._passes = passes
         for reducer in self._reducers:
             reducer.set_passes(passes)

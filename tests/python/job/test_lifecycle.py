@@ -540,7 +540,9 @@ def second_inits() -> list[list[str]]:
         assert (rr.rank(), rr.size()) == (world.rank, 2)
     with rr.init(rank=0, size=1, job="mine"):
         assert not told_by_init(job="mine")
-        return [*told, told_by_init(job="another")]
+        told.append(told_by_init(job="another"))
+    with rr.init(rank=0, size=1):
+        return [*told, told_by_init(job="mine")]
 
 
 def test_a_second_init_tells_what_it_ignores() -> None:
@@ -550,4 +552,5 @@ def test_a_second_init_tells_what_it_ignores() -> None:
             [f"init(rank={1 - rank}, size=7) has no effect: this process is rank {rank}/2 {cure}"],
             [f"init(comm=[0]) has no effect: this process is rank {rank}/2 {cure}"],
             [f"init(job='another') has no effect: this process is rank 0/1 {cure}"],
+            [f"init(job='mine') has no effect: this process is rank 0/1 {cure}"],
         ]

@@ -342,6 +342,7 @@ def refuse() -> None:
             return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), named_parameters, **options)
 
         int8 = hvd.Compression.int8()
+        assert repr(wrap(backward_passes_per_step=4.0).backward_passes_per_step) == "4"  # as Horovod takes it
         wrong: list[tuple[str, Callable[[], Any]]] = [
             (r"should be a sequence of tuples", lambda: wrap(model.parameters())),
             (r"must be unique. Found duplicates: a", lambda: wrap([("a", p) for p in model.parameters()])),
