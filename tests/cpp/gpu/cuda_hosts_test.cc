@@ -1,5 +1,4 @@
 // Collectives on memory of GPUs over several hosts.
-
 #include "doctest/doctest.h"
 #include "gpu/gpu_checks.h"
 #include "support/sanitizer.h"

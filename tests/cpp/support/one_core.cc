@@ -1,5 +1,4 @@
-// With RR_TEST_CORE=2 the tests run on one core: the second one, counted from 0 and round and round, of those that the
-// process may use.
+// With RR_TEST_CORE=K the tests run on one core of the n that the process may use: on number K mod n, counted from 0.
 #include <sched.h>
 
 #include <cstdlib>

@@ -146,9 +146,8 @@ def idle(seconds: float) -> float:
 
 def test_an_idle_rank_sleeps() -> None:
     rates = run_ranks(idle, 2, args=(IDLE_S,))
-    assert max(rates) < 25, (
-        rates
-    )  # an engine wakes up 4 times a second, and on the leader the watch over waits as often
+    # An engine wakes up 4 times a second, and on the leader the watch over waits as often.
+    assert max(rates) < 25, rates
 
 
 def keeps_its_arrays() -> list[Any]:
