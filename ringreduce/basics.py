@@ -114,10 +114,12 @@ def init(
             with plan.wanted(again=True).told():
                 _start(comm, rank, size, job, address, secret_file)
             _job_argument = job
+            set_id = state.next_set_id
             try:
                 _register(process_sets)
             except BaseException:
                 _leave()
+                state.next_set_id = set_id  # nobody has used these sets: the next init() gives their ids, as Horovod
                 raise
         else:
             _warn_of_other_job(comm, rank, size, job)

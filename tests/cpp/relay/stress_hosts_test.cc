@@ -1,5 +1,7 @@
 // Random interleavings on several hosts, with links that keep the order of all messages, and with links that delay them
 // at random, so that one leader's message overtakes another's. RR_TEST_ROUNDS and RR_TEST_SEED as in stress_test.cc.
+#include <algorithm>
+
 #include "doctest/doctest.h"
 #include "support/stress.h"
 
@@ -36,7 +38,7 @@ TEST_CASE("random operations on several hosts whose links delay what they carry"
 }
 
 TEST_CASE("random operations on several hosts, from the start to the end of short lives") {
-  const int lives = rounds(10);
+  const int lives = std::max(rounds(1000) / 100, 1);  // a life takes as long as a hundred rounds
   for (int life = 0; life < lives; ++life) {
     Stress stress;
     stress.rounds = life % 3;
