@@ -113,6 +113,11 @@ class Launch(abc.ABC, Generic[AnyJob]):
         reader, writer = os.pipe2(os.O_CLOEXEC)
         files.callback(os.close, reader)
         self.keyboard = Keyboard(STDIN, writer, self.job.selector, self._on_entered, self._look_for_foreground)
+        if self.keyboard.is_deaf:
+            self.report(
+                f"rank 0 gets no input: this terminal can be opened neither as /proc/self/fd/{STDIN} nor as /dev/tty; "
+                "give it input by a pipe or a file"
+            )
         return reader
 
     def _look_for_foreground(self) -> None:

@@ -25,6 +25,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from ringreduce.launch.terminal import unblocked
+
 _INT = struct.Struct("i")
 QUEUE_NBYTES = 1 << 20
 LINE_NBYTES = 1 << 20  # a line longer than this is passed on in parts
@@ -39,7 +41,6 @@ WRITE_NBYTES = 4096  # PIPE_BUF: what a pipe that poll() calls writable takes wi
 _TTY_PIECE = re.compile(rb"[^\x00-\x1f\x7f]{1,256}|.", re.DOTALL)
 """What a terminal that poll() calls writable takes without blocking: it has room for 256 bytes, and only plain letters
 are passed on together."""
-_MASTERS = os.makedev(5, 2)  # /dev/ptmx
 
 
 class Feeder(Protocol):
@@ -131,7 +132,7 @@ class Sink(Flow):
         self.fd = fd
         self._lost = lost
         self.terminal = os.isatty(fd)
-        self._own_fd = _unblocked(fd) if self.terminal else -1
+        self._own_fd = unblocked(fd, os.O_WRONLY) if self.terminal else -1
         self._pieces = self._lines if not self.terminal or self._own_fd >= 0 else _TTY_PIECE.findall
         self.broken = False
         """Whether nothing can be written there any more."""
@@ -231,19 +232,6 @@ class Sink(Flow):
         self._queue.clear()
         self._queued = 0
         self.selector.unregister(self.fd)
-
-
-def _unblocked(terminal: int) -> int:
-    """A descriptor of the same terminal at which a write never blocks; -1 where it cannot be opened (another user's).
-
-    It has a description of its own: O_NONBLOCK on the user's would be seen by all programs on that terminal.
-    """
-    if os.fstat(terminal).st_rdev == _MASTERS:  # opening it would make another terminal
-        return -1
-    try:
-        return os.open(f"/proc/self/fd/{terminal}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    except OSError:
-        return -1
 
 
 class Copy:

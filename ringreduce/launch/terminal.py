@@ -16,6 +16,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signa
 TAKEN = (*FORWARDED, signal.SIGQUIT, signal.SIGCONT)
 """Signals that become events: those to pass on, the one by which the user insists, and the one that says "go on"."""
 READ_NBYTES = 4096  # what a terminal hands out at most
+_MASTERS = os.makedev(5, 2)  # /dev/ptmx
 
 
 @contextlib.contextmanager
@@ -56,8 +57,28 @@ def end_by(signum: int) -> None:
     os.kill(os.getpid(), signum)
 
 
+def unblocked(terminal: int, access: int, *other_names: str) -> int:
+    """A descriptor of the same terminal that never blocks; -1 where it cannot be opened (another user's).
+
+    It has a description of its own: O_NONBLOCK on the user's would be seen by all programs on that terminal.
+
+    Args:
+        access: os.O_RDONLY or os.O_WRONLY.
+        other_names: of the terminal, tried where it cannot be opened as what the descriptor has open.
+    """
+    if os.fstat(terminal).st_rdev == _MASTERS:  # opening it would make another terminal
+        return -1
+    for name in (f"/proc/self/fd/{terminal}", *other_names):
+        with contextlib.suppress(OSError):
+            return os.open(name, access | os.O_NONBLOCK | os.O_NOCTTY)
+    return -1
+
+
 class Keyboard:
     """Passes a terminal on to a pipe, while this process is in the foreground.
+
+    It never waits for a key, although poll() has said that there is one: another program of the foreground, such as
+    less in `ringrun ... | less`, may read the key first.
 
     Args:
         terminal: descriptor to read, which stays its owner's.
@@ -81,6 +102,14 @@ class Keyboard:
         self._pipe = pipe
         self._selector = selector
         self._held = b""
+        # Another user's terminal (after su) may be opened as /dev/tty alone. That is the same terminal: _foreground()
+        # fails for one that is not this process's.
+        self._own_fd = unblocked(terminal, os.O_RDONLY, "/dev/tty")
+        self.is_deaf = self._own_fd < 0
+        """Whether rank 0 gets no input, as the terminal cannot be opened: its owner's descriptor may block."""
+        if self.is_deaf:
+            self.close()
+            return
         os.set_blocking(pipe, False)
         self.resume()
 
@@ -106,6 +135,8 @@ class Keyboard:
                 self._selector.unregister(fd)
         os.close(self._pipe)
         self._pipe = -1
+        if self._own_fd >= 0:
+            os.close(self._own_fd)
 
     def _foreground(self) -> bool:
         try:
@@ -125,7 +156,9 @@ class Keyboard:
                 self._in_background()
             return
         try:
-            self._held = os.read(self._terminal, READ_NBYTES)
+            self._held = os.read(self._own_fd, READ_NBYTES)
+        except BlockingIOError:  # another program has read it
+            return
         except OSError:  # hung up since
             self._held = b""
         if not self._held:

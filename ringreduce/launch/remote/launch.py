@@ -6,8 +6,11 @@ import argparse
 import os
 import selectors
 import shlex
-from collections.abc import Mapping
+import socket
+import stat
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.tcp.interfaces import Interfaces
@@ -87,6 +90,7 @@ class RemoteLaunch(Launch[RemoteJob]):
         )
         self._files = ExitStack()
         self._input = STDIN
+        self._read_input: Callable[[], bytes] = bytes
 
     def run(self) -> int:
         """Starts the ranks and waits for the last to end. Returns the exit status."""
@@ -96,6 +100,7 @@ class RemoteLaunch(Launch[RemoteJob]):
     def start(self, lines: list[tuple[Lines, Lines]]) -> None:
         """Starts the agents, which start the ranks."""
         self._input = self.stdin(self._files)
+        self._read_input = self._how_to_read()
         by_stream = {(rank, stream): pair[stream - 1] for rank, pair in enumerate(lines) for stream in (STDOUT, STDERR)}
         self._tell_unused()
         self.job.begin(by_stream, (self.out, self.err), kept=self.options.output_filename is not None)
@@ -119,9 +124,32 @@ class RemoteLaunch(Launch[RemoteJob]):
         else:
             self.job.selector.register(self._input, selectors.EVENT_READ, self._on_input)
 
+    def _how_to_read(self) -> Callable[[], bytes]:
+        """What reads a piece of the input, and raises BlockingIOError where another program has been faster.
+
+        Nobody else may see O_NONBLOCK at what it shares with ringrun, and a pipe that another user has made cannot be
+        opened again (`... | sudo -u me ringrun ...`), so each read says by itself that it does not wait. That of a file
+        or a device cannot, and does not.
+        """
+        mode = os.fstat(self._input).st_mode
+        if stat.S_ISSOCK(mode):
+            own = self._files.enter_context(socket.socket(fileno=os.dup(self._input)))
+            return partial(own.recv, INPUT_NBYTES, socket.MSG_DONTWAIT)
+        if not stat.S_ISFIFO(mode):
+            return partial(os.read, self._input, INPUT_NBYTES)
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        for fd in (reader, writer):
+            self._files.callback(os.close, fd)
+
+        def read_pipe() -> bytes:
+            nbytes = os.splice(self._input, writer, INPUT_NBYTES, flags=os.SPLICE_F_NONBLOCK)
+            return os.read(reader, nbytes) if nbytes else b""
+
+        return read_pipe
+
     def _on_input(self) -> None:
         try:
-            data = os.read(self._input, INPUT_NBYTES)
+            data = self._read_input()
         except BlockingIOError:
             return
         except OSError:  # a terminal that has hung up

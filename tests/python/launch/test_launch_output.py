@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import pty
@@ -10,16 +11,20 @@ import select
 import selectors
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import termios
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from deadlines import HANG_S, SOON_S
+from fake_agent import path_with_ssh
 from processes import completed, ends
 from ranks import clean_environment
 from test_launch import RINGRUN, python, ringrun, running
@@ -447,7 +452,7 @@ import os, pty, selectors, sys
 from ringreduce.launch import output
 
 if sys.argv[1] == "another user's":
-    output._unblocked = lambda terminal: -1
+    output.unblocked = lambda *_: -1
 master, terminal = pty.openpty()
 with selectors.PollSelector() as selector:
     sink = output.Sink(terminal, selector)
@@ -581,6 +586,137 @@ def test_a_keyboard_that_goes_to_the_background_is_looked_after(monkeypatch: pyt
         assert len(looks) == 2
     for fd in (master, terminal, reader):
         os.close(fd)
+
+
+THIEF = """
+import os, pathlib, selectors
+
+stolen = pathlib.Path(__file__).with_name("stolen")
+select = selectors.PollSelector.select
+
+def stealing(self, timeout=None):
+    events = select(self, timeout)
+    if not stolen.exists() and any(key.fd == 0 for key, _ in events):
+        stolen.write_bytes(os.read(0, 100))
+    return events
+
+selectors.PollSelector.select = stealing
+"""
+"""Another program that reads what ringrun reads, and is faster once: between ringrun's poll() and its read."""
+
+
+@contextmanager
+def running_on(stdin: int, environ: dict[str, str], *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """ringrun with this input: where that is a terminal, in its foreground."""
+
+    def take_terminal() -> None:
+        if os.isatty(stdin):
+            fcntl.ioctl(stdin, termios.TIOCSCTTY, 0)
+
+    process = subprocess.Popen(
+        [*RINGRUN, *arguments],
+        env=environ,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=take_terminal,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def socket_pair() -> tuple[int, int]:
+    """Connected by TCP, of which splice() waits for what comes, although it is told not to."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        writer = socket.create_connection(server.getsockname())
+        reader, _ = server.accept()
+    return writer.detach(), reader.detach()
+
+
+ELSEWHERE = ["-H", "elsewhere:2"]
+
+
+@pytest.mark.parametrize(
+    ("pair", "hosts"),
+    [
+        (pty.openpty, []),
+        (pty.openpty, ELSEWHERE),
+        (lambda: os.pipe()[::-1], ELSEWHERE),
+        (socket_pair, ELSEWHERE),
+    ],
+    ids=["terminal", "terminal-hosts", "pipe-hosts", "socket-hosts"],
+)
+def test_input_that_another_program_has_taken_first_is_not_waited_for(
+    pair: Callable[[], tuple[int, int]], hosts: list[str], tmp_path: Path
+) -> None:
+    """As of `ringrun ... | less`: a key wakes both, and less is faster."""
+    environ = beginning_with(THIEF, tmp_path) | path_with_ssh(tmp_path, 'exec env --default-signal sh -c "$WORDS"')
+    script = f"""
+        [ $RINGREDUCE_RANK = 0 ] || exit 0
+        echo ready
+        until [ -s {tmp_path}/stolen ]; do sleep 0.01; done
+        echo goes on
+        read line; echo heard $line
+        exec sleep 1000
+    """
+    writer, stdin = pair()
+    try:
+        with running_on(stdin, environ, "-np", "2", *hosts, "sh", "-c", script) as process:
+            assert process.stdout is not None
+            output = process.stdout.fileno()
+            _read_until(output, rb"ready\n")
+            os.write(writer, b"for another program\n")
+            _read_until(output, rb"goes on\n")
+            os.write(writer, b"hello\n")
+            _read_until(output, rb"heard hello\n")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(HANG_S) == 128 + signal.SIGINT
+    finally:
+        os.close(writer)
+        os.close(stdin)
+    assert (tmp_path / "stolen").read_bytes() == b"for another program\n"
+
+
+CLOSED = """
+import os
+
+names = {!r}
+os_open = os.open
+
+def closed_open(path, *arguments, **named):
+    if path in names:
+        raise PermissionError(13, "Permission denied", path)
+    return os_open(path, *arguments, **named)
+
+os.open = closed_open
+"""
+DEAF = (
+    b"ringrun: rank 0 gets no input: this terminal can be opened neither as /proc/self/fd/0 nor as /dev/tty; give it "
+    b"input by a pipe or a file\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("closed", "heard"),
+    [(["/proc/self/fd/0"], b"heard hello\n"), (["/proc/self/fd/0", "/dev/tty"], DEAF + b"end of input\n")],
+    ids=["after su", "without /dev/tty"],
+)
+def test_the_keyboard_of_another_users_terminal(closed: list[str], heard: bytes, tmp_path: Path) -> None:
+    """Which may be opened as /dev/tty alone. Where there is none, ringrun cannot read without waiting."""
+    environ = beginning_with(CLOSED.format(closed), tmp_path)
+    script = "read line && echo heard $line || echo end of input"
+    master, terminal = pty.openpty()
+    os.write(master, b"hello\n")
+    try:
+        with running_on(terminal, environ, "-np", "1", "sh", "-c", script) as process:
+            assert process.communicate(timeout=HANG_S)[0] == heard
+    finally:
+        os.close(master)
+        os.close(terminal)
 
 
 def test_a_password_is_asked_for_although_a_rank_has_no_terminal() -> None:
