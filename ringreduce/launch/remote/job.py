@@ -467,7 +467,7 @@ class RemoteJob(Job[RemoteRank]):
         names = ", ".join(host.name for host in late)
         said = next((host.link.said() for host in late if host.link.said()), "")
         if silent:
-            self._fail(CANNOT_START, f"no agent has answered from {names} {within}{_quoted(said)}")
+            self._fail(CANNOT_START, f"no agent has answered from {names} {within}{_quoted(said)}{_printed(silent)}")
         elif not all(host.is_starting for host in late):
             self._fail(CANNOT_START, f"the hosts have not agreed on an address {within}{_quoted(said)}")
         else:
@@ -519,6 +519,15 @@ class RemoteJob(Job[RemoteRank]):
             self._report(f"the agents of {names} do not end; the end of their ranks' output may be missing")
         for host in late:
             host.link.shut()
+
+
+def _printed(silent: Sequence[_Host]) -> str:
+    """What keeps an agent from being started, it may be: a login shell that waits for an answer."""
+    host = next((host for host in silent if host.link.printed()), None)
+    if host is None:
+        return ""
+    asks = "where it asks a question, let it ask none without a terminal"
+    return f". The login shell of {host.name} has printed: {host.link.printed()} ({asks})"
 
 
 def _quoted(said: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ringreduce.errors import MismatchError
 from ringreduce.launch.output import Feeder, Sink
-from ringreduce.launch.remote.messages import GREETING, Kind, Unpacker, packed
+from ringreduce.launch.remote.messages import ANY_GREETING, GREETING, PROTOCOL, Kind, Unpacker, packed
 from ringreduce.launch.remote.news import News, parsed
 from ringreduce.launch.spawn import die_with_parent, files_as_before, signals_held
 
@@ -111,7 +111,12 @@ class AgentLink:
 
     def said(self) -> str:
         """The last lines that ssh, or the shell there, has written."""
-        return "\n".join(self._said)
+        rest = _text(self._said_rest)  # a question has no line's end
+        return "\n".join([*self._said, *([rest] if rest else [])][-SAID_LINES:])
+
+    def printed(self) -> str:
+        """The last line that a login shell has written to stdout, where the agent has not spoken yet."""
+        return next(reversed(self._noise_lines()), "")
 
     def shut(self) -> None:
         """Closes the pipes, which the agent takes for ringrun's end: it kills its ranks and ends. Idempotent."""
@@ -144,17 +149,28 @@ class AgentLink:
             self._noise += data
             _, greeting, data = self._noise.partition(GREETING)
             if not greeting:
-                if len(self._noise) > NOISE_NBYTES:
+                if (other := ANY_GREETING.search(self._noise)) is not None:
+                    self._greet()
+                    speaks = f"its ringreduce speaks agent protocol {int(other[1])}, this one {PROTOCOL}"
+                    self._end(f"{speaks}: install one version on all hosts")
+                elif len(self._noise) > NOISE_NBYTES:
                     self._end("what is started there prints without end, and is no agent")
                 return
-            self.is_greeted = True
-            self._noise = b""
+            self._greet()
         try:
             for kind, body in self._unpacker.feed(data):
                 if self.is_open:
                     self._handle(parsed(kind, body))
         except MismatchError as error:
             self._end(f"its agent says what this version does not understand ({error}): install one version everywhere")
+
+    def _greet(self) -> None:
+        """What is written from now on is the agent's."""
+        self.is_greeted = True
+        self._noise = b""
+
+    def _noise_lines(self) -> list[str]:
+        return [text for line in self._noise.splitlines()[-SAID_LINES:] if (text := _text(line))]
 
     def _on_said(self) -> bool:
         """Keeps the last lines. False when there is nothing to read."""
@@ -181,10 +197,7 @@ class AgentLink:
         for _ in range(SAID_READS):
             if self._said_fd not in self._selector.get_map() or not self._on_said():
                 break
-        self._said += [text for text in (_text(self._said_rest),) if text]
-        if not self.is_greeted:
-            noise = [text for line in self._noise.splitlines()[-SAID_LINES:] if (text := _text(line))]
-            self._said = deque([*noise, *self._said], maxlen=SAID_LINES)  # ssh's own words count more
+        self._said = deque([*self._noise_lines(), *self._said], maxlen=SAID_LINES)  # ssh's own words count more
         self.shut()
         self._ended(why)
 

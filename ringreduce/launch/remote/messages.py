@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import enum
 import json
+import re
 import struct
 from collections.abc import Iterator
 from typing import Any
 
 from ringreduce.errors import MismatchError
 
-GREETING = b"\0ringreduce agent 3\n"
-"""The number is that of these messages; they change with it."""
+PROTOCOL = 3
+"""The number of these messages; it changes with them."""
+GREETING = b"\0ringreduce agent %d\n" % PROTOCOL
+ANY_GREETING = re.compile(rb"\0ringreduce agent (\d{1,9})\n")
+"""That of an agent of any version: it keeps this form."""
 HEADER = struct.Struct("<BI")
 OUTPUT = struct.Struct("<IB")
 NBYTES_MOST = 16 << 20

@@ -39,7 +39,7 @@ from ringreduce.launch.remote.addresses import TRY_S, Gate, mac, reasons_against
 from ringreduce.launch.remote.call import call_orders
 from ringreduce.launch.remote.launch import filled, orders
 from ringreduce.launch.remote.meeting import Meeting
-from ringreduce.launch.remote.messages import GREETING, HEADER, NBYTES_MOST, Kind, Unpacker, packed
+from ringreduce.launch.remote.messages import GREETING, HEADER, NBYTES_MOST, PROTOCOL, Kind, Unpacker, packed
 from ringreduce.launch.remote.news import Listening, Ready, Tried, parsed
 
 RINGRUN = run_module("ringreduce.launch.ringrun")
@@ -538,6 +538,11 @@ def test_a_host_without_ringreduce(path: Path) -> None:
     check_refused(path, script, "ringreduce is not installed there")
 
 
+def printed(line: str) -> str:
+    asks = "where it asks a question, let it ask none without a terminal"
+    return f". The login shell of elsewhere has printed: {line} ({asks})"
+
+
 def test_a_login_that_ends_with_words_on_stdout(path: Path) -> None:
     check_refused(path, "echo 'this account is closed'; exit 1", "ssh said: this account is closed")
 
@@ -545,6 +550,15 @@ def test_a_login_that_ends_with_words_on_stdout(path: Path) -> None:
 def test_an_agent_of_another_version(path: Path) -> None:
     (path / "ready").write_bytes(GREETING + packed(Kind.READY, READY | {"version": "9.9"}))
     check_refused(path, f"cat {path}/ready; exec cat", r"it has ringreduce 9\.9, and this host .*: install one version")
+
+
+@pytest.mark.parametrize("rest", ["exec cat", "exit 1"])
+@pytest.mark.parametrize("number", [PROTOCOL - 1, PROTOCOL + 1])
+def test_an_agent_of_another_protocol_is_told_at_once(path: Path, number: int, rest: str) -> None:
+    (path / "ready").write_bytes(f"Welcome!\n\0ringreduce agent {number}\n".encode() + packed(Kind.READY, READY))
+    done = ringrun_by(path, f"cat {path}/ready; {rest}")
+    speaks = f"its ringreduce speaks agent protocol {number}, this one {PROTOCOL}: install one version on all hosts"
+    assert (done.returncode, done.stderr) == (255, f"ringrun: host elsewhere: {speaks}\n")
 
 
 def test_an_agent_that_speaks_otherwise(path: Path) -> None:
@@ -558,6 +572,21 @@ def test_a_host_that_never_answers_is_named_in_time(path: Path) -> None:
     (line,) = done.stderr.splitlines()
     why = "no agent has answered from elsewhere within 0.5 s (--start-timeout or RINGREDUCE_INIT_TIMEOUT allows more)"
     assert line == f"ringrun: {why}. ssh said: still thinking"
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo banner >&2; printf 'Two projects\\nWhich one? '", f". ssh said: banner{printed('Which one?')}"),
+        ("printf 'Which one? ' >&2", ". ssh said: Which one?"),
+    ],
+)
+def test_what_a_login_shell_asks_is_shown(path: Path, script: str, said: str) -> None:
+    done = ringrun_by(path, f"{script}; exec sleep 1000", "--start-timeout", "5")
+    assert done.returncode == 255
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("ringrun: ")
+    assert line.endswith(said), line
 
 
 def test_without_ssh(tmp_path: Path) -> None:
