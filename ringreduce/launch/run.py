@@ -81,8 +81,8 @@ def run(
     Raises:
         Error: a rank failed; the text has its number and its traceback, __cause__ is its exception if it has one.
         TimeoutError: timeout_s ran out; the text names the ranks that were running.
-        InvalidArgumentError: np or hosts make no sense, or fn or its arguments cannot be sent to another process; or
-            this process ignores SIGCHLD.
+        InvalidArgumentError: np, hosts or timeout_s make no sense, or fn or its arguments cannot be sent to another
+            process; or this process ignores SIGCHLD.
         UnavailableError: horovods asks for what does not exist here, a host cannot be used, or this process may not
             open as many files as the ranks take: the text says which and why.
         TypeError: horovod.run() has no such argument either.
@@ -95,6 +95,8 @@ def run(
             "run(): this process ignores SIGCHLD, so that nobody can learn how a rank ends; before the call: "
             "signal.signal(signal.SIGCHLD, signal.SIG_DFL)"
         )
+    if timeout_s is not None and math.isnan(timeout_s):  # no time ever comes after it
+        raise InvalidArgumentError(f"timeout_s={timeout_s}: expected seconds, or None for no limit")
     if np is not None and num_proc is not None:
         raise InvalidArgumentError("np and num_proc are two names of one argument; give one of them")
     named = merged(named_hosts(hosts, hostfile))

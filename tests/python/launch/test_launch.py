@@ -367,6 +367,17 @@ def test_grace_then_sigterm_then_sigkill() -> None:
     assert "rank 0 still running: sending SIGKILL" in report
 
 
+@pytest.mark.parametrize("grace", ["3e6", "1e300", "inf"])
+def test_a_grace_may_be_longer_than_poll_counts(grace: str, tmp_path: Path) -> None:
+    script = f"[ $RINGREDUCE_RANK = 1 ] && exit 5; until [ -e {tmp_path}/go ]; do sleep 0.01; done"
+    with running("-np", "2", "--grace", grace, "sh", "-c", script) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().endswith(f"; the others have {float(grace):g} s to end\n")
+        (tmp_path / "go").touch()
+        assert process.wait(HANG_S) == 5
+        assert process.stderr.read() == ""
+
+
 def test_survivors_use_the_grace_to_report() -> None:
     script = "[ $RINGREDUCE_RANK = 1 ] && exit 9; sleep 0.5; echo lost rank 1 >&2; exit 1"
     done = ringrun("-np", "3", "sh", "-c", script)

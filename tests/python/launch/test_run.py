@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import math
 import os
 import pickle
 import re
@@ -21,6 +22,7 @@ from ranks import clean_environment
 import ringreduce
 from ringreduce.errors import Error, InvalidArgumentError, MismatchError, TimeoutError, UnavailableError
 from ringreduce.job.tcp.agents_secret import new_name
+from ringreduce.launch import events
 from ringreduce.launch.call import Result
 from ringreduce.launch.job import Rank
 from ringreduce.launch.run import run
@@ -119,6 +121,24 @@ def test_timeout_names_who_is_late_and_leaves_nobody() -> None:
         run(hang, timeout_s=0.5)
     assert isinstance(caught.value, builtins.TimeoutError)
     assert (set(os.listdir("/proc/self/fd")), children()) == before
+
+
+@pytest.mark.parametrize("seconds", [30 * 86400, 1e300, math.inf])
+def test_a_timeout_may_be_longer_than_poll_counts(seconds: float) -> None:
+    assert run(max, args=(3, 4), np=1, timeout_s=seconds) == [4]
+
+
+def test_a_wait_in_parts_ends_at_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "LONGEST_S", 0.01)
+    begin = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"still running after 0\.5 s"):
+        run(hang, timeout_s=0.5)
+    assert time.monotonic() - begin >= 0.5
+
+
+def test_a_timeout_that_is_no_number_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="timeout_s=nan: expected seconds, or None for no limit"):
+        run(max, args=(3, 4), np=1, timeout_s=math.nan)
 
 
 def test_too_few_files_for_all_ranks() -> None:
