@@ -209,6 +209,8 @@ class FrameReader {
     }
   }
   bool empty() const { return done_ == filled_; }
+  // Whether a whole frame waits; the rest of another one may never come.
+  bool has_frame() const { return filled_ - done_ >= sizeof(FrameHead) && head_at(done_).nbytes <= filled_ - done_; }
   size_t nbytes_left() const { return filled_ - done_; }
   // Whether there is room for more: for kAhead bytes, and for the rest of the frame that begins last in them.
   bool has_room() {

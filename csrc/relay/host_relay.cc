@@ -50,6 +50,7 @@ bool HostRelay::progress() {
   collect();
   const bool sent = parts_.links.move();
   bool received = receiver_.receive();
+  note_killed_leaders();
   const bool have_all_joined = join_.finish();
   if (have_all_joined) news_.forget_joins();
   if (have_all_joined || deadlock_.finish()) {
@@ -64,6 +65,17 @@ bool HostRelay::progress() {
     parts_.negotiation.segment().ring_waiters();
   }
   return sent || received || repeated;
+}
+
+// A leader that was killed while it left could not say that it passes nothing on any more. What it had said before is
+// read first.
+void HostRelay::note_killed_leaders() {
+  for (int host = 0; host < parts_.links.count(); ++host) {
+    const LeaderConnection& connection = parts_.links[host];
+    if (connection.link == nullptr || !connection.link->has_ended() || !connection.is_drained) continue;
+    if (!connection.in.has_frame() && connection.left_after.empty())
+      mark_closed(parts_.control.line(parts_.hosts.leader(host)));
+  }
 }
 
 bool HostRelay::waits_for_room() const {
@@ -81,9 +93,10 @@ bool HostRelay::pass_on(bool everybody) {
   if (parts_.hosts.is_first()) parts_.sequencer.look_at_all();
   news_.collect();
   unless_lost([this] { parts_.links.move(); });
-  unless_lost([this] {
-    if (receiver_.receive()) parts_.negotiation.segment().ring_waiters();
-  });
+  bool received = false;
+  unless_lost([&] { received = receiver_.receive(); });
+  note_killed_leaders();
+  if (parts_.decisions.repeat() || received) parts_.negotiation.segment().ring_waiters();
   const bool is_all_told = parts_.are_notes_passed_on() || has_failed(parts_.control);
   return have_all_left(everybody) && is_all_told && is_all_sent();
 }

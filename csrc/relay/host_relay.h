@@ -53,6 +53,7 @@ class HostRelay {
 
  private:
   void collect();
+  void note_killed_leaders();
   // Whether something waits that no link holds up.
   bool waits_for_room() const;
   bool have_all_left(bool everybody) const;

@@ -22,6 +22,7 @@ struct LeaderConnection {  // to and from another host's leader
   std::unique_ptr<Link> link;
   FrameWriter out;
   FrameReader in;
+  bool is_drained = false;      // the link had nothing more when it was read last
   bool is_broken = false;       // the link has thrown when it was given something last
   Phase phase = Phase::kNone;   // the point that its leader says it has come to
   uint64_t decisions = 0;       // how many its leader had taken up, or made, when it sent what is read now

@@ -16,6 +16,7 @@ bool Receiver::receive() {
       come = connection.in.fill([&](std::byte* bytes, size_t nbytes) { return connection.link->pull(bytes, nbytes); });
       moved |= come != 0;
     }
+    connection.is_drained = come == 0;
     moved |= connection.in.parse([&](FrameParser& frame) {
       if (!apply(host, frame)) return false;
       frame.end();

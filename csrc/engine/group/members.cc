@@ -25,7 +25,10 @@ void Members::fail_if_dead() const {
   for (int r = 0; r < from_.size(); ++r) {
     const char* const why = r == from_.rank ? nullptr : cause_of_death_(from_.world_ranks[static_cast<size_t>(r)]);
     if (why == nullptr) continue;
-    if (has_left(from_.control.line(r))) continue;
+    if (RankLine& line = from_.control.line(r); has_left(line)) {
+      if (from_.hosts.several() && r == from_.hosts.leader_here()) mark_closed(line);
+      continue;
+    }
     record_failure(
         from_.control, FatalKind::kPeerLost,
         from_.here() + "] lost rank " + std::to_string(from_.world_ranks[static_cast<size_t>(r)]) + ": " + why);

@@ -39,6 +39,11 @@ static_assert(sizeof(RankLine) == 64);
 inline bool has_left(Attendance how) { return how == Attendance::kShutDown || how == Attendance::kClosed; }
 inline bool has_left(const RankLine& line) { return has_left(line.attendance.load()); }
 inline bool has_closed(const RankLine& line) { return line.attendance.load() == Attendance::kClosed; }
+// For a leader that was killed while it left: it has begun to shut down, and cannot say that it has closed.
+inline void mark_closed(RankLine& line) {
+  Attendance how = Attendance::kShutDown;
+  line.attendance.compare_exchange_strong(how, Attendance::kClosed);
+}
 
 // Why a rank has left: the text of the PeerLostError of those that miss it. Empty: it has not said, and they get a
 // ShutdownError. Written before the attendance that tells that the rank has left, and read after it only: what a rank

@@ -5,6 +5,7 @@
 
 #include "doctest/doctest.h"
 #include "negotiation/segment/failure.h"
+#include "support/child.h"
 #include "support/loopback_links.h"
 
 namespace rr::test {
@@ -145,6 +146,145 @@ TEST_CASE("a leader leaves all its groups before it waits for the other leaders,
         }
       },
       16));
+}
+
+// A broadcast of `data`, or a scatter of it to `mine`, by the log.
+OperationPtr start_from(Rank& rank, Kind kind, int root, Floats& data, Floats& mine) {
+  Request request = request_of(kind, root);
+  if (kind == Kind::kBroadcast || rank.rank == root) request.srcs = {view(data, DType::kFloat32)};
+  request.dsts = {view(mine, DType::kFloat32)};
+  const std::string name = "from root";
+  request.name = &name;
+  return rank.world.submit(request, nullptr);
+}
+
+// The root needs nobody, so its call ends, and no failure tells the others.
+TEST_CASE("leaving: what a leader takes up meanwhile comes into the log of its host, or ends what waits for that") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "20"}};
+  std::atomic<bool> is_over{false};
+  CHECK_NOTHROW(run_hosts({0, 1, 1}, [&](Rank& rank) {
+    barrier(rank.world);
+    Floats data(1000, rank.rank == 0 ? 7.0f : 0.0f);
+    if (rank.rank == 0) wait_for([&] { return has_left(rank.world.control().line(1)); });
+    const OperationPtr broadcast = start_from(rank, Kind::kBroadcast, 0, data, data);
+    if (rank.rank == 1) return rank.context.shutdown();
+    if (rank.rank == 0) {
+      rank.world.wait(*broadcast, -1, nullptr);
+      wait_for([&] { return is_over.load(); });
+      return;
+    }
+    const std::string text = raised<ShutdownError>([&] { rank.world.wait(*broadcast, -1, nullptr); });
+    is_over = true;
+    expect_contains(text, "rank 1 called shutdown() or ended");
+  }));
+}
+
+TEST_CASE("leaving: what the first host's leader has not told the other hosts ends, though it misses another's data") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "20"}};
+  std::atomic<bool> is_gone{false};
+  std::atomic<bool> is_over{false};
+  CHECK_NOTHROW(run_hosts({0, 0, 1}, [&](Rank& rank) {
+    barrier(rank.world);
+    Floats data(3000);
+    Floats mine(1000);
+    if (rank.rank == 0) look_around(rank);
+    if (rank.rank == 1) wait_for([&] { return is_gone.load(); });
+    const OperationPtr scatter = start_from(rank, Kind::kScatter, 2, data, mine);
+    if (rank.rank == 0) {
+      rank.context.shutdown();
+      is_gone = true;
+      return;
+    }
+    const std::string text = raised<ShutdownError>([&] { rank.world.wait(*scatter, -1, nullptr); });
+    expect_contains(text, "rank 0 called shutdown() or ended");
+    if (rank.rank == 1) is_over = true;
+    if (rank.rank == 2) wait_for([&] { return is_over.load(); });  // its links are there as long
+  }));
+}
+
+// Ends what this rank hears of another one, as the kernel does where a process is killed.
+class CutLink final : public Link {
+ public:
+  CutLink(std::unique_ptr<Link> link, std::atomic<bool>& is_cut) : link_(std::move(link)), is_cut_(is_cut) {}
+  size_t push(const void* src, size_t nbytes) override { return is_cut_.load() ? nbytes : link_->push(src, nbytes); }
+  size_t pull(void* dst, size_t nbytes) override { return is_cut_.load() ? lost() : link_->pull(dst, nbytes); }
+  size_t fold(void* dst, size_t nbytes, const Reduction& reduction, const Kernels& kernels) override {
+    return is_cut_.load() ? lost() : link_->fold(dst, nbytes, reduction, kernels);
+  }
+  bool has_ended() const override { return is_cut_.load(); }
+
+ private:
+  static size_t lost() { throw PeerLostError("lost rank 1: the test has cut the link"); }
+  std::unique_ptr<Link> link_;
+  std::atomic<bool>& is_cut_;
+};
+
+TEST_CASE("leaving: a leader that is killed before it has closed passes nothing on any more") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "20"}};
+  std::atomic<bool> is_cut{false};
+  std::atomic<bool> is_over{false};
+  const Wrap wrap = [&](std::unique_ptr<Link> end, int rank, int peer, int channel) -> std::unique_ptr<Link> {
+    if (rank != 0 || peer != 1 || channel != control_channel_of(0)) return end;
+    return std::make_unique<CutLink>(std::move(end), is_cut);
+  };
+  const auto body = [&](Rank& rank) {
+    barrier(rank.world);
+    if (rank.rank == 0) {
+      wait_for([&] { return has_left(rank.world.control().line(1)); });
+      is_cut = true;
+    }
+    if (rank.rank == 2) wait_for([&] { return is_cut.load(); });
+    const OperationPtr last = start_barrier(rank.world, true);
+    if (rank.rank == 1) return rank.context.shutdown();
+    if (rank.rank == 2) return wait_for([&] { return is_over.load(); });  // what it has announced, nobody passes on
+    const std::string text = raised<ShutdownError>([&] { rank.world.wait(*last, -1, nullptr); });
+    is_over = true;
+    expect_contains(text, "rank 1 called shutdown() or ended");
+  };
+  CHECK_NOTHROW(run_hosts({0, 1, 1}, body, 64, 8192, nullptr, wrap));
+}
+
+// What this rank hears of another one comes no more while it is stopped, and whoever looks stays there.
+class StoppedLink final : public Link {
+ public:
+  StoppedLink(std::unique_ptr<Link> link, std::atomic<bool>& is_stopped)
+      : link_(std::move(link)), is_stopped_(is_stopped) {}
+  size_t push(const void* src, size_t nbytes) override { return link_->push(src, nbytes); }
+  size_t pull(void* dst, size_t nbytes) override {
+    wait_for([this] { return !is_stopped_.load(); });
+    return link_->pull(dst, nbytes);
+  }
+  size_t fold(void* dst, size_t nbytes, const Reduction& reduction, const Kernels& kernels) override {
+    return link_->fold(dst, nbytes, reduction, kernels);
+  }
+
+ private:
+  std::unique_ptr<Link> link_;
+  std::atomic<bool>& is_stopped_;
+};
+
+TEST_CASE("leaving: the ranks of a leader's host see that it was killed before it has closed") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "20"}};
+  std::atomic<bool> is_stopped{false};
+  std::atomic<bool> is_over{false};
+  Child leader;
+  const Wrap wrap = [&](std::unique_ptr<Link> end, int rank, int peer, int channel) -> std::unique_ptr<Link> {
+    if (rank != 1 || peer != 0 || channel != control_channel_of(0)) return end;
+    return std::make_unique<StoppedLink>(std::move(end), is_stopped);
+  };
+  const auto body = [&](Rank& rank) {
+    barrier(rank.world);
+    if (rank.rank == 0) return wait_for([&] { return is_over.load(); });
+    if (rank.rank == 1) return rank.context.shutdown();
+    wait_for([&] { return has_left(rank.world.control().line(1)); });
+    is_stopped = true;
+    leader.end();
+    const std::string text = raised<ShutdownError>([&] { barrier(rank.world); });
+    is_over = true;
+    is_stopped = false;
+    expect_contains(text, "rank 1 called shutdown() or ended");
+  };
+  CHECK_NOTHROW(run_hosts({0, 1, 1}, body, 64, 8192, nullptr, wrap, {-1, leader.pidfd(), -1}));
 }
 
 // Its making failed there, say; the leader of its host has passed on nothing about this group.

@@ -48,10 +48,13 @@ const std::vector<std::vector<int>> kLayouts = {{0, 1},    {0, 1, 2},       {0, 
 // Puts something between a rank and its end of a link.
 using Wrap = std::function<std::unique_ptr<Link>(std::unique_ptr<Link> end, int rank, int peer, int channel)>;
 
-// Runs body on ranks that are spread over hosts: host_of[r] is the host of rank r.
+// Runs body on ranks that are spread over hosts: host_of[r] is the host of rank r. pidfds: by rank, what the others
+// watch in its place; empty: nothing.
 inline void run_hosts(const std::vector<int>& host_of, const std::function<void(Rank&)>& body, size_t capacity = 64,
-                      size_t codec_nbytes = 8192, Delays* delays = nullptr, const Wrap& wrap = nullptr) {
+                      size_t codec_nbytes = 8192, Delays* delays = nullptr, const Wrap& wrap = nullptr,
+                      std::vector<int> pidfds = {}) {
   const int size = static_cast<int>(host_of.size());
+  pidfds.resize(static_cast<size_t>(size), -1);
   std::optional<Delays> usual;
   if (delays == nullptr && std::getenv("RR_TEST_DELAYS") != nullptr) delays = &usual.emplace(seed(1));
   std::map<int, Fd> segments;
@@ -73,8 +76,10 @@ inline void run_hosts(const std::vector<int>& host_of, const std::function<void(
     };
     Network network = {"loopback", host_of, link, {}};
     if (tcp) network = tcp_network(tcp->networks[static_cast<size_t>(r)], host_of);
-    Context context(segments.at(host).get(), r, size, std::vector<int>(static_cast<size_t>(size), -1),
-                    "host" + std::to_string(host), registry, nullptr, tune, -1, network);
+    std::vector<int> watched = pidfds;
+    watched[static_cast<size_t>(r)] = -1;
+    Context context(segments.at(host).get(), r, size, watched, "host" + std::to_string(host), registry, nullptr, tune,
+                    -1, network);
     Rank rank = {context, context.world(), r, size, *registry};
     body(rank);
   });

@@ -478,4 +478,32 @@ ROWS = (
         "if (true || ",
         ("rank_news_test::news: what the ranks of a host announce",),
     ),
+    Mutation(
+        "taken-up-while-leaving",
+        "csrc/relay/host_relay.cc",
+        "if (parts_.decisions.repeat() || received) parts_",
+        "if (received) parts_",
+        ("leave_hosts_test::leaving: what a leader takes up",),
+    ),
+    Mutation(
+        "killed-leader-of-another-host",
+        "csrc/relay/host_relay.cc",
+        "      mark_closed(parts_.control",
+        "      if (false) mark_closed(parts_.control",
+        ("leave_hosts_test::leaving: a leader that is killed",),
+    ),
+    Mutation(
+        "killed-leader-here",
+        "csrc/engine/group/members.cc",
+        "if (from_.hosts.several() && r == from_.hosts.leader_here()) mark_closed(line);",
+        "",
+        ("leave_hosts_test::leaving: the ranks of a leader's host",),
+    ),
+    Mutation(
+        "untold-entry",
+        "csrc/engine/group/wait/watchdog.cc",
+        "hosts.is_first() ? is_at_untold(",
+        "false ? is_at_untold(",
+        ("leave_hosts_test::leaving: what the first host's leader",),
+    ),
 )

@@ -12,6 +12,13 @@ namespace rr {
 namespace {
 constexpr int64_t kGraceNs = 5'000'000'000;  // so long what a member has said before it left the world may take
 constexpr int64_t kLookNs = 500'000'000;  // a rank that was stopped for longer between two looks has read nothing then
+
+// On the first of several hosts: whether this rank is at an entry of which its leader has not told the others.
+bool is_at_untold(const ControlSegment& control, int rank) {
+  const uint64_t position = control.line(rank).cursor.load(std::memory_order_acquire);
+  return control.entry(position).seq.load(std::memory_order_acquire) == position + 1 &&
+         control.header().log_sent.load(std::memory_order_acquire) <= position;
+}
 }  // namespace
 
 // A rank that left cleanly is missed only by the operations that still need it. cut_off: by rank, what
@@ -45,16 +52,17 @@ void Watchdog::fail_if_nobody_can_send(const PendingOperations& pending, const s
   if (last >= 0) parts_.members.fail_because_left(last, receive.get());
 }
 
-// Executor lock held. What this rank has announced has no place in the log if the first host's leader gave it none.
+// Executor lock held. The first host's leader tells the others what is in the log, and this host's leader brings it
+// into the log here. What they had not done when they closed, nobody does.
 void Watchdog::fail_if_out_of_order(const PendingOperations& pending) const {
   const Hosts& hosts = parts_.from.hosts;
-  if (!relay_.exists() || hosts.is_first()) return;
-  const int first = hosts.leader(0);
-  if (!has_closed(parts_.control().line(first)) || relay_.host()->has_ordered_entries()) return;
+  if (!hosts.several() || (relay_.exists() && hosts.is_first())) return;
+  const int by = relay_.exists() ? hosts.leader(0) : hosts.leader_here();
+  if (!has_closed(parts_.control().line(by)) || (relay_.exists() && relay_.host()->has_ordered_entries())) return;
   for (const auto& [request_slot, operation] : pending.logged()) {
-    const Ticket ticket = operation->ticket;
-    if (!parts_.negotiation.requests().is_decided(ticket))
-      return parts_.members.fail_because_left(first, operation.get());
+    const bool is_undecided = !parts_.negotiation.requests().is_decided(operation->ticket);
+    if (!operation->discard && (hosts.is_first() ? is_at_untold(parts_.control(), parts_.from.rank) : is_undecided))
+      return parts_.members.fail_because_left(by, operation.get());
   }
 }
 
