@@ -219,18 +219,21 @@ class _Server:
     def gather(self) -> dict[int, dict[str, Any]]:
         """Waits until every other rank has come. Returns their records.
 
-        Raises TimeoutError, which names the missing ranks; MismatchError; PeerLostError.
+        Raises TimeoutError, which names the missing ranks; MismatchError; PeerLostError; and as the deadline's check.
         """
         records: dict[int, dict[str, Any]] = {}
         while len(records) < self._meeting.size - 1:
             self._turn(self._deadline, records)
+            if len(records) == self._meeting.size - 1:
+                break
+            self._deadline.check()  # after each turn, also one that has brought news: strangers may come without end
             if self._deadline.expired():
                 raise self._timeout_error(records)
         return records
 
     def _turn(self, deadline: Deadline, records: dict[int, dict[str, Any]]) -> None:
         """Waits for news once, and does what there is to do. Raises what ends the meeting."""
-        left = deadline.wait_s()
+        left = deadline.turn_s()
         events = self._selector.select(TURN_S if left is None else min(TURN_S, left))
         events.sort(key=lambda event: event[0].fileobj is self._listener)  # who has said something goes first
         for key, _ in events:

@@ -719,3 +719,32 @@ def test_a_rank_that_dies_once_all_have_come() -> None:
         first, second = pool.map(come, range(2))
     assert first == "[rendezvous] rank 0/2: lost rank 1 at the rendezvous"
     assert "went away before all had come" in second
+
+
+@pytest.mark.parametrize("sees", [[0], [0, 1]])
+def test_rank_0_of_a_group_looks_whether_a_member_has_died(sees: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 2 has not come, so rank 0 has no connection that would end. Rank 1 is told, or sees the death itself."""
+    gate, is_waiting, receive = gate_at(0), threading.Event(), tcp_rendezvous._receive
+    port = gate.getsockname()[1]
+
+    def receives(connection: socket.socket, nbytes: int, *words: Any) -> bytes:
+        if nbytes == LENGTH.size:
+            is_waiting.set()
+        return receive(connection, nbytes, *words)
+
+    def check() -> None:
+        if is_waiting.is_set():
+            raise PeerLostError("lost rank 2 of the default group")
+
+    def come(rank: int) -> str:
+        deadline = Deadline(SOON_S, check if rank in sees else None)
+        with pytest.raises(PeerLostError) as caught:
+            meet(TcpMeeting("127.0.0.1", port, SECRET, rank, 3, 1), deadline, None if rank else gate)
+        return str(caught.value)
+
+    monkeypatch.setattr(tcp_rendezvous, "_receive", receives)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(come, range(2))
+    assert first == "lost rank 2 of the default group"
+    # Rank 0 may have gone before it has read what rank 1 has said.
+    assert "lost rank 2 of the default group" in second or "lost rank 0: it gathers" in second
