@@ -6,12 +6,14 @@
     PROOF      HMAC(secret, "caller",
                HELLO, CHALLENGE)        ->
     RECORD     what the rank is         ->
+    TIMED_OUT  how long it has waited,
+               if its time is over      ->
                                         <- ANSWER     where all ranks are, or an error,
                                                       or that it is to come again
 
 Neither side believes or answers anything before the other has proven that it knows the job's secret, which is never
-sent. RECORD and ANSWER are JSON with a length before and an HMAC-SHA256 behind, under a key made of the secret and both
-nonces. They hold nothing secret: the keys of the job are made from the secret and a nonce in the answer.
+sent. RECORD, TIMED_OUT and ANSWER are JSON with a length before and an HMAC-SHA256 behind, under a key made of the
+secret and both nonces. They hold nothing secret: the job's keys are made from the secret and a nonce in the answer.
 
 This file holds the messages and the caller's side; rendezvous_server.py holds the server's.
 """
@@ -19,6 +21,7 @@ This file holds the messages and the caller's side; rendezvous_server.py holds t
 from __future__ import annotations
 
 import builtins
+import contextlib
 import errno
 import json
 import math
@@ -42,7 +45,7 @@ from ringreduce.job.tcp.dial import first_connected
 from ringreduce.job.tcp.listening_ports import ANY, VARIABLE, allowed_ports, listening, meeting_ports
 from ringreduce.job.tcp.unproven import NO_ROOM
 
-MAGIC = b"ringrdt3"
+MAGIC = b"ringrdt4"
 NONCE_NBYTES = 32
 MAC_NBYTES = 32
 HELLO_NBYTES = len(MAGIC) + NONCE_NBYTES
@@ -69,6 +72,8 @@ COME_AGAIN = {"come again": True}
 """An answer: rank 0 still tells others why an earlier init() has failed, and is not at this one yet."""
 LAST_ANSWER_S = 2.0
 """How much longer than its own deadline a caller waits for rank 0, which can say which ranks are missing."""
+TIMED_OUT = b"timed out"
+"""The label of the message by which a caller asks for that."""
 
 
 @dataclass(frozen=True)
@@ -240,12 +245,12 @@ def mac(key: bytes, *parts: bytes) -> bytes:
 
 
 def session_key(secret: bytes, hello: bytes, challenge: bytes) -> bytes:
-    """The key of RECORD and ANSWER on one connection."""
+    """The key of RECORD, TIMED_OUT and ANSWER on one connection."""
     return mac(secret, b"session", hello, challenge)
 
 
 def sealed(key: bytes, label: bytes, body: bytes) -> bytes:
-    """A message with its length and its HMAC. label: "record" or "answer"; body: JSON."""
+    """A message with its length and its HMAC. label: "record", TIMED_OUT or "answer"; body: JSON."""
     return LENGTH.pack(len(body)) + body + mac(key, label, body)
 
 
@@ -416,7 +421,8 @@ def _ask(meeting: TcpMeeting, connection: socket.socket, record: dict[str, Any],
         connection.sendall(
             mac(meeting.secret, b"caller", hello, challenge) + sealed(key, b"record", json.dumps(record).encode())
         )
-        (nbytes,) = LENGTH.unpack(_receive(connection, LENGTH.size, deadline))
+        last_word = sealed(key, TIMED_OUT, json.dumps(deadline.timeout_s).encode())
+        (nbytes,) = LENGTH.unpack(_receive(connection, LENGTH.size, deadline, last_word))
         if nbytes > ANSWER_NBYTES_MOST:
             raise MismatchError(f"{meeting.me()}: rank 0 announces an answer of {nbytes} bytes")
         body = _receive(connection, nbytes, deadline)
@@ -438,21 +444,32 @@ def _set_timeout(connection: socket.socket, deadline: Deadline) -> None:
     connection.settimeout(None if left is None else left + LAST_ANSWER_S)
 
 
-def _receive(connection: socket.socket, nbytes: int, deadline: Deadline) -> bytes:
+def _receive(connection: socket.socket, nbytes: int, deadline: Deadline, last_word: bytes = b"") -> bytes:
     """Exactly so many bytes. Raises EOFError when the other side closes before, the builtin TimeoutError, and what the
-    deadline's check raises meanwhile."""
+    deadline's check raises meanwhile.
+
+    last_word: what the other side is told where nothing has come before the deadline.
+    """
+    unsaid = last_word
 
     def part(most: int) -> bytes:
+        nonlocal unsaid
         while True:
             _set_timeout(connection, deadline)
             if deadline.has_check:
                 connection.settimeout(CHECK_S)
+            elif unsaid:
+                connection.settimeout(deadline.wait_s())
             try:
                 return connection.recv(most)
             except builtins.TimeoutError:
-                if not deadline.has_check:
+                if not deadline.has_check and not unsaid:
                     raise
-                deadline.check()
+            deadline.check()
+            if unsaid and deadline.expired():
+                with contextlib.suppress(OSError):  # recv() says what has become of the connection
+                    connection.sendall(unsaid)
+                unsaid = b""
 
     return exactly(nbytes, part)
 

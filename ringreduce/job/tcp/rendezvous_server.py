@@ -1,7 +1,7 @@
 """Rank 0's side of the rendezvous over TCP: it waits for all other ranks and answers all of them at once.
 
 A stranger, who cannot prove that it knows the secret, is turned away, and the meeting goes on. A rank that disagrees or
-leaves ends the meeting for everyone with the same error.
+leaves, or whose time is over, ends the meeting for everyone with the same error.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from ringreduce.job.tcp.rendezvous import (
     MAGIC,
     NONCE_NBYTES,
     RECORD_NBYTES_MOST,
+    TIMED_OUT,
     TcpMeeting,
     address_text,
     mac,
@@ -188,8 +189,7 @@ class _Server:
             reason = error if isinstance(error, Error) else HorovodInternalError(f"{self._meeting.me()}: {error!r}")
             content = {"error": str(reason), "kind": type(reason).__name__}
             self._send(content, self._callers.values())
-            if not isinstance(reason, (PeerLostError, TimeoutError)):
-                self._tell_late_ones(content)
+            self._tell_late_ones(content)
         for caller in self._callers.values():
             caller.connection.close()
         self._listener.close()
@@ -197,7 +197,10 @@ class _Server:
 
     def _tell_late_ones(self, content: dict[str, Any]) -> None:
         """Ranks that are still on their way get the error too, of those that come within LATE_S: else each would look
-        for rank 0 until its own deadline. One that has had it, and is at its next init(), is to come again."""
+        for rank 0 until its own deadline. One that has had it, and is at its next init(), is to come again.
+
+        Nobody is waited for where this rank's time is over, or the deadline's check raises: the others' does as well.
+        """
         late = Deadline(LATE_S)
         while True:
             for caller in self._callers.values():
@@ -205,6 +208,10 @@ class _Server:
                     self._selector.unregister(caller.connection)  # it may go now
             told = sum(caller.is_told for caller in self._callers.values())
             if told >= self._meeting.size - 1 or late.expired() or self._deadline.expired():
+                return
+            try:
+                self._deadline.check()
+            except Error:
                 return
             with contextlib.suppress(Error, OSError):  # a second error is not what the ranks are told
                 self._turn(late, {})
@@ -329,7 +336,7 @@ class _Server:
             part = b""
         if not part:
             if caller.record is not None:
-                raise PeerLostError(f"{self._meeting.me()}: lost rank {caller.record['rank']} at the rendezvous")
+                raise self._peer_lost_error(caller.record, records)
             return self._turn_away(caller)
         caller.buffer += part
         if not caller.challenge and len(caller.buffer) >= HELLO_NBYTES and not self._challenge(caller):
@@ -339,7 +346,7 @@ class _Server:
         if caller.is_proven and caller.record is None:
             self._read_record(caller, records)
         if caller.record is not None and caller.buffer:
-            raise MismatchError(f"{self._meeting.me()}: rank {caller.record['rank']} says more than its record")
+            self._read_last_word(caller, caller.record, records)
         if len(caller.buffer) > LENGTH.size + RECORD_NBYTES_MOST + MAC_NBYTES:
             self._turn_away(caller)
         return None
@@ -367,19 +374,35 @@ class _Server:
         caller.is_proven = same_mac(proof, mac(self._meeting.secret, b"caller", caller.hello, caller.challenge))
         return caller.is_proven
 
-    def _read_record(self, caller: Caller, records: dict[int, dict[str, Any]]) -> None:
+    def _message(self, caller: Caller, label: bytes, what: str) -> Any:
+        """The content of the caller's next message; None while it is not all there. what: its name in an error."""
         if len(caller.buffer) < LENGTH.size:
-            return
+            return None
         (nbytes,) = LENGTH.unpack_from(caller.buffer)
         if nbytes > RECORD_NBYTES_MOST:
-            raise MismatchError(f"{self._meeting.me()}: a rank announces a record of {nbytes} bytes")
+            raise MismatchError(f"{self._meeting.me()}: {what.format(nbytes=nbytes)}")
         end = LENGTH.size + nbytes
         if len(caller.buffer) < end + MAC_NBYTES:
-            return
+            return None
         body, seal = caller.buffer[LENGTH.size : end], caller.buffer[end : end + MAC_NBYTES]
         caller.buffer = caller.buffer[end + MAC_NBYTES :]
-        key = session_key(self._meeting.secret, caller.hello, caller.challenge)
-        record = unsealed(key, b"record", body, seal)
+        return unsealed(session_key(self._meeting.secret, caller.hello, caller.challenge), label, body, seal)
+
+    def _read_last_word(self, caller: Caller, record: dict[str, Any], records: dict[int, dict[str, Any]]) -> None:
+        """A rank says nothing after its record, unless its time is over; then it is told who is missing."""
+        who = f"rank {record['rank']}"
+        waited_s = self._message(caller, TIMED_OUT, f"{who} announces a message of {{nbytes}} bytes after its record")
+        if waited_s is None:
+            return
+        if type(waited_s) not in (int, float) or caller.buffer:
+            raise MismatchError(f"{self._meeting.me()}: {who} says more than its record")
+        if len(records) < self._meeting.size - 1:  # else the answer is on its way
+            raise self._timeout_error(records, waited_s)
+
+    def _read_record(self, caller: Caller, records: dict[int, dict[str, Any]]) -> None:
+        record = self._message(caller, b"record", "a rank announces a record of {nbytes} bytes")
+        if record is None:
+            return
         count = record.get("init_count") if isinstance(record, dict) else None
         caller.init_count = count if isinstance(count, int) else 0
         caller.rank = record.get("rank") if isinstance(record, dict) else None
@@ -411,9 +434,19 @@ class _Server:
             return f"{who} is not one of {meeting.size} ranks"
         return None
 
-    def _timeout_error(self, records: dict[int, dict[str, Any]]) -> TimeoutError:
+    def _missing(self, records: dict[int, dict[str, Any]]) -> str:
+        """The ranks that have not come, in words; "" where all have."""
         missing = [rank for rank in range(1, self._meeting.size) if rank not in records]
         shown = ", ".join(map(str, missing[:16])) + (f" and {len(missing) - 16} more" if len(missing) > 16 else "")
+        return f"rank{'s' if len(missing) > 1 else ''} {shown}" if missing else ""
+
+    def _peer_lost_error(self, record: dict[str, Any], records: dict[int, dict[str, Any]]) -> PeerLostError:
+        missing = self._missing(records)
+        waiting = f" while {missing} had not come" if missing else ""
+        return PeerLostError(f"{self._meeting.me()}: lost rank {record['rank']} at the rendezvous{waiting}")
+
+    def _timeout_error(self, records: dict[int, dict[str, Any]], waited_s: float | None = None) -> TimeoutError:
+        """waited_s: how long a rank has waited whose time is over; None: it is this one's that is over."""
         strangers = ""
         for kind, what in TURNED_AWAY.items():
             if count := self._turned_away[kind]:
@@ -426,8 +459,8 @@ class _Server:
         if self.ip.startswith("127.") or self.ip == "::1":
             strangers += f" Other hosts cannot reach {self.ip}: give an address of this host in numbers."
         return TimeoutError(
-            f"{self._meeting.me()}: rank{'s' if len(missing) > 1 else ''} {shown} did not come to "
-            f"{self._meeting.where()} within {self._deadline.timeout_s:g} s.{strangers}"
+            f"{self._meeting.me()}: {self._missing(records)} did not come to {self._meeting.where()} within "
+            f"{self._deadline.timeout_s if waited_s is None else waited_s:g} s.{strangers}"
         )
 
 

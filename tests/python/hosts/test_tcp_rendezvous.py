@@ -7,6 +7,7 @@ import contextlib
 import errno
 import gc
 import itertools
+import json
 import os
 import re
 import resource
@@ -29,6 +30,7 @@ from tcp_jobs import secret_file, tcp_environment
 
 import ringreduce
 from ringreduce.errors import InvalidArgumentError, MismatchError, PeerLostError, TimeoutError
+from ringreduce.job import places
 from ringreduce.job.deadline import Deadline
 from ringreduce.job.environment import Placement
 from ringreduce.job.places import TcpWanted
@@ -578,10 +580,10 @@ def waits_at_the_rendezvous() -> None:
     """From now on the test is told when this rank waits for rank 0's answer, after all that it has to say."""
     receive = tcp_rendezvous._receive
 
-    def told(connection: socket.socket, nbytes: int, deadline: Deadline) -> bytes:
+    def told(connection: socket.socket, nbytes: int, *words: Any) -> bytes:
         if nbytes == LENGTH.size:
             send_to_test("waits")
-        return receive(connection, nbytes, deadline)
+        return receive(connection, nbytes, *words)
 
     tcp_rendezvous._receive = told
 
@@ -613,7 +615,7 @@ def test_a_rank_dies_at_the_rendezvous(tcp: dict[str, str]) -> None:
         assert job.receive(0) == "raised"  # it does not wait for rank 1
         job.kill(1)
         first = job.wait(HANG_S)[0].value
-    assert first == "PeerLostError: [rendezvous] rank 0/3: lost rank 2 at the rendezvous"
+    assert first == "PeerLostError: [rendezvous] rank 0/3: lost rank 2 at the rendezvous while rank 1 had not come"
 
 
 def test_rank_0_dies_at_the_rendezvous(tcp: dict[str, str]) -> None:
@@ -748,3 +750,80 @@ def test_rank_0_of_a_group_looks_whether_a_member_has_died(sees: list[int], monk
     assert first == "lost rank 2 of the default group"
     # Rank 0 may have gone before it has read what rank 1 has said.
     assert "lost rank 2 of the default group" in second or "lost rank 0: it gathers" in second
+
+
+def test_a_rank_that_runs_out_of_time_first_hears_who_is_missing() -> None:
+    """Rank 2 never comes. Rank 0 would wait for it longer than rank 1 waits for rank 0's last word."""
+    gate = gate_at(0)
+    port = gate.getsockname()[1]
+
+    def come(rank: int) -> str:
+        deadline = Deadline(0.5 if rank else SOON_S)
+        with pytest.raises(TimeoutError) as caught:
+            meet(TcpMeeting("127.0.0.1", port, SECRET, rank, 3, 1), deadline, None if rank else gate)
+        return str(caught.value)
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(come, range(2))
+    assert f"rank 0/3: rank 2 did not come to 127.0.0.1:{port} within 0.5 s." in first
+    assert f"rank 1/3: told by rank 0: {first}" in second
+
+
+def says_of_itself(port: int, rank: int) -> tuple[socket.socket, bytes]:
+    """A rank's connection once it has sent its record, and the key of what else it says."""
+    connection = socket.create_connection(("127.0.0.1", port), HANG_S)
+    hello = MAGIC + bytes(NONCE_NBYTES)
+    connection.sendall(hello)
+    challenge = connection.recv(CHALLENGE_NBYTES, socket.MSG_WAITALL)
+    key = tcp_rendezvous.session_key(SECRET, hello, challenge)
+    meeting = TcpMeeting("127.0.0.1", port, SECRET, rank, 3, 1)
+    record = tcp_rendezvous.own_record(meeting, places.own_record(rank, 3, "auto"), None)
+    body = json.dumps(record | {"port": 1}).encode()
+    connection.sendall(mac(SECRET, b"caller", hello, challenge) + tcp_rendezvous.sealed(key, b"record", body))
+    return connection, key
+
+
+@pytest.mark.parametrize(
+    ("body", "label", "kind", "words"),
+    [
+        (b"60.0", b"timed out", TimeoutError, "rank 2 did not come to .* within 60 s"),
+        (b"60.0", b"record", MismatchError, "changed on its way"),
+        (b"[]", b"timed out", MismatchError, "rank 1 says more than its record"),
+        (b" " * 5000, b"timed out", MismatchError, "announces a message of 5000 bytes after its record"),
+    ],
+)
+def test_what_a_rank_says_after_its_record(body: bytes, label: bytes, kind: type[Exception], words: str) -> None:
+    gate = gate_at(0)
+    port = gate.getsockname()[1]
+    with ThreadPoolExecutor(1) as pool:
+        rank_0 = pool.submit(meet, TcpMeeting("127.0.0.1", port, SECRET, 0, 3, 1), Deadline(SOON_S), gate)
+        connection, key = says_of_itself(port, 1)
+        with connection:
+            message = tcp_rendezvous.sealed(key, label, body)
+            connection.sendall(message[:7])
+            connection.sendall(message[7:])
+            with pytest.raises(kind, match=words):
+                rank_0.result(HANG_S)
+
+
+def test_a_rank_that_comes_after_another_is_lost_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, is_lost = gate_at(0), threading.Event()
+    port = gate.getsockname()[1]
+    lost = tcp_rendezvous_server._Server._tell_late_ones
+
+    def tells(*words: Any) -> None:
+        is_lost.set()
+        lost(*words)
+
+    monkeypatch.setattr(tcp_rendezvous_server, "LATE_S", HANG_S)
+    monkeypatch.setattr(tcp_rendezvous_server._Server, "_tell_late_ones", tells)
+    with ThreadPoolExecutor(1) as pool:
+        rank_0 = pool.submit(meet, TcpMeeting("127.0.0.1", port, SECRET, 0, 3, 1), Deadline(SOON_S), gate)
+        says_of_itself(port, 1)[0].close()
+        assert is_lost.wait(SOON_S)
+        with pytest.raises(
+            PeerLostError, match=r"told by rank 0: .*lost rank 1 at the rendezvous while rank 2 had not"
+        ):
+            meet(TcpMeeting("127.0.0.1", port, SECRET, 2, 3, 1), Deadline(SOON_S))
+        with pytest.raises(PeerLostError, match="lost rank 1 at the rendezvous while rank 2 had not come"):
+            rank_0.result(HANG_S)
