@@ -21,7 +21,7 @@ from ringreduce.job.environment import Placement
 from ringreduce.job.handshake import told_error
 from ringreduce.job.places import TCP, TcpWanted
 from ringreduce.job.tcp import slurm_step
-from ringreduce.job.tcp.own_address import reachable_ip
+from ringreduce.job.tcp.own_address import ip_of_name, reachable_ip
 from ringreduce.job.tcp.rendezvous import (
     STALE_S,
     Met,
@@ -154,7 +154,7 @@ def meet_ranks(told_by: Source, place: Placement, wanted: TcpWanted, count: int,
         host, port = slurm_step.first_node(os.environ), port or slurm_step.port(os.environ, users_ports())
         if place.rank == 0:
             _check_first_node(me, host)
-            gate = listening_at(reachable_ip([host], me), port, place.size, me, deadline)
+            gate = listening_at(ip_of_name(host, me), port, place.size, me, deadline)
     meeting = TcpMeeting(host, port, secret, place.rank, place.size, count, wanted.transport)
     return meet(meeting, deadline, gate)
 

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator, Sequence
 
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.job.tcp.interfaces import Interfaces, interfaces
+from ringreduce.job.tcp.interfaces import VARIABLES, Interfaces, interfaces
 
 UNUSED = ("192.0.2.1", "2001:db8::1")
 """Addresses that belong to nobody (RFC 5737, RFC 3849): the way to them is the default route."""
@@ -27,24 +27,47 @@ def reachable_ip(names: Sequence[str], me: str) -> str:
 
     Raises InvalidArgumentError when there is none.
     """
-    own = os.uname().nodename
-    chosen = Interfaces.named("", os.environ)
-    allowed = [ip for name, ip in interfaces() if chosen.have(name)] if chosen.names else []
+    chosen, allowed = _users_interfaces()
     if chosen.names and not allowed:
-        has = ", ".join(sorted({name for name, _ in interfaces()})) or "none"
-        raise InvalidArgumentError(
-            f"{me}: {chosen.named_by} names no interface of this host, {own}, that has an address: it has {has}"
-        )
+        raise _no_interface(chosen, me)
     tried = []
     for name, ip in _candidates(names):
         if _is_of_this_host(ip) and (ip in allowed or not allowed):
             return ip
-        tried.append(f"{name} leads to {ip}" if ip else f"{name} to no address")
+        tried.append((name, ip))
     if allowed:
         return allowed[0]
+    raise _no_address(tried, me)
+
+
+def ip_of_name(name: str, me: str) -> str:
+    """As reachable_ip([name]), where the ranks of other hosts look for this one at that name and are told no address.
+
+    Interfaces that the user has named choose among the addresses that the name leads to. Where it leads to none that
+    other hosts reach, as Debian's 127.0.1.1, they choose among the others that reachable_ip() tries.
+
+    NCCL_SOCKET_IFNAME counts only where it leaves an address: it says where NCCL is to go.
+
+    Raises InvalidArgumentError when there is no address, or another variable leaves none.
+    """
+    chosen, allowed = _users_interfaces()
+    tried = [(name, ip) for ip in _addresses(name)]
+    if not any(_is_of_this_host(ip) for _, ip in tried):
+        tried = list(_candidates([name]))
+    usable = [ip for _, ip in tried if _is_of_this_host(ip)]
+    for ip in usable:
+        if ip in allowed:
+            return ip
+    if chosen.named_by not in VARIABLES:
+        if usable:
+            return usable[0]
+        raise _no_address(tried, me)
+    if not allowed:
+        raise _no_interface(chosen, me)
     raise InvalidArgumentError(
-        f"{me}: no address was found at which other hosts reach this one, {own}: {', '.join(tried)}, and there is no "
-        "default route. Set RINGREDUCE_ADDRESS=host:port on all ranks, with one of this host's own addresses"
+        f"{me}: {chosen.named_by} allows only {', '.join(allowed)} of this host, {os.uname().nodename}, and the other "
+        f"ranks look for it at {name}, which leads to {', '.join(usable) or 'none of its addresses'}: set "
+        "RINGREDUCE_ADDRESS=host:port on all ranks, with the address that they are to use"
     )
 
 
@@ -55,6 +78,29 @@ def interface_to(host: str, me: str) -> str:
     if name is None:
         raise InvalidArgumentError(f"{me}: {own}, by which {host} is reached, is the address of no interface here")
     return name
+
+
+def _users_interfaces() -> tuple[Interfaces, list[str]]:
+    """The interfaces that the user has named, and their addresses here; none where any interface will do."""
+    chosen = Interfaces.named("", os.environ)
+    return chosen, [ip for name, ip in interfaces() if chosen.have(name)] if chosen.names else []
+
+
+def _no_address(tried: Sequence[tuple[str, str]], me: str) -> InvalidArgumentError:
+    """tried: as of _candidates()."""
+    ways = ", ".join(f"{name} leads to {ip}" if ip else f"{name} to no address" for name, ip in tried)
+    return InvalidArgumentError(
+        f"{me}: no address was found at which other hosts reach this one, {os.uname().nodename}: {ways}, and there is "
+        "no default route. Set RINGREDUCE_ADDRESS=host:port on all ranks, with one of this host's own addresses"
+    )
+
+
+def _no_interface(chosen: Interfaces, me: str) -> InvalidArgumentError:
+    has = ", ".join(sorted({name for name, _ in interfaces()})) or "none"
+    return InvalidArgumentError(
+        f"{me}: {chosen.named_by} names no interface of this host, {os.uname().nodename}, that has an address: it has "
+        f"{has}"
+    )
 
 
 def own_ips(name: str) -> list[str]:

@@ -11,13 +11,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import mpis
 import pytest
 import tcp_jobs
-from deadlines import HANG_S
+from deadlines import HANG_S, SOON_S
 from ports import free_port
 from ranks import clean_environment, run_ranks
 from tcp_jobs import secret_file
@@ -27,8 +28,9 @@ from ringreduce.errors import InvalidArgumentError, UnavailableError
 from ringreduce.job.environment import Placement
 from ringreduce.job.places import TcpWanted
 from ringreduce.job.tcp import own_address, slurm_step
-from ringreduce.job.tcp.job import source
+from ringreduce.job.tcp.job import meet_ranks, source
 from ringreduce.job.tcp.own_address import reachable_ip
+from ringreduce.job.tcp.rendezvous import Met
 from ringreduce.lab.lab import Lab
 from ringreduce.lab.mpi import Mpi, find
 from ringreduce.lab.requirements import missing
@@ -593,6 +595,67 @@ def test_the_users_interfaces_say_which_address_is_used(lab: Lab) -> None:
         )
     finally:
         lab.run("b", ["ip", "link", "del", "net1"])
+
+
+@pytest.fixture(name="step")
+def step_of_slurms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Met]:
+    """Meets the other of two ranks that srun has started. The node's name leads to eth0's address, and ib0 has another
+    one."""
+    for name, value in (("STEP_NODELIST", "localhost"), ("JOB_ID", str(os.getpid())), ("STEP_ID", "0")):
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setattr(own_address, "interfaces", lambda: [("eth0", "127.0.0.1"), ("ib0", "127.0.0.2")])
+    monkeypatch.setattr(own_address, "_is_of_this_host", lambda ip: ip.startswith("127."))
+    wanted = TcpWanted("", str(secret_file(tmp_path)), "tcp", None)
+
+    def meets(rank: int) -> Met:
+        met = meet_ranks("slurm", Placement(rank, 2, 0, 1, rank, 2, "slurm", ""), wanted, 1, SOON_S)
+        met.listener.close()
+        return met
+
+    return meets
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NCCL_SOCKET_IFNAME", "ib0"),
+        ("NCCL_SOCKET_IFNAME", "=gone0"),
+        ("RINGREDUCE_NETWORK_INTERFACE", "ib0,eth0"),
+        ("HOROVOD_GLOO_IFACE", "eth0"),
+    ],
+)
+def test_under_slurm_rank_0_listens_where_the_first_nodes_name_leads(
+    step: Callable[[int], Met], name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others look there. NCCL's variable says where NCCL is to go."""
+    monkeypatch.setenv(name, value)
+    with ThreadPoolExecutor(2) as pool:
+        assert {met.addresses[0][0] for met in pool.map(step, range(2))} == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize("name", ["RINGREDUCE_NETWORK_INTERFACE", "HOROVOD_GLOO_IFACE"])
+def test_under_slurm_an_interface_to_which_the_first_nodes_name_does_not_lead(
+    step: Callable[[int], Met], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "ib0")
+    words = rf"0/2: {name} allows only 127\.0\.0\.2 of .* at localhost, which leads to .*127\.0\.0\.1: set RINGREDUCE_A"
+    with pytest.raises(InvalidArgumentError, match=words):
+        step(0)
+
+
+@pytest.mark.parametrize("variable", ["", "RINGREDUCE_NETWORK_INTERFACE"])
+def test_under_slurm_a_first_node_that_knows_its_name_as_loopback(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Debian has it in /etc/hosts; the others may know it by the address that the default route has."""
+    leads = {"a": "127.0.1.1", "b": "192.0.2.3"}
+    monkeypatch.setattr(own_address, "_addresses", lambda name: [leads.get(name, "")])
+    monkeypatch.setattr(own_address, "_source", {"192.0.2.1": "192.0.2.7"}.get)
+    monkeypatch.setattr(own_address, "_is_of_this_host", lambda ip: ip == "192.0.2.7")
+    monkeypatch.setattr(own_address, "interfaces", lambda: [("eth0", "192.0.2.7"), ("ib0", "192.0.2.8")])
+    if variable:
+        monkeypatch.setenv(variable, "eth0")
+    assert own_address.ip_of_name("a", "rank 0/2") == "192.0.2.7"
 
 
 def test_the_first_node_of_a_step() -> None:
