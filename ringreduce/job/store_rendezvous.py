@@ -50,7 +50,10 @@ class Store(Protocol):
         """Waits for the key. Raises the builtin TimeoutError after timeout_s seconds; 0 = no limit."""
 
     def has(self, key: str) -> bool:
-        """Whether the key is there. Does not wait."""
+        """Whether the key is there. Waits LOOK_S at most; a store that has not answered by then has it not yet."""
+
+    def silent(self) -> str:
+        """Where the store is that does not answer; "" where it does."""
 
 
 class JoinedGroup:
@@ -187,7 +190,7 @@ class _StoreMeeting:
             if answer is not None and "error" in answer and (is_late or time.monotonic() > believed_s):
                 return answer
             if is_late:
-                raise TimeoutError(
+                raise self._silent() or TimeoutError(
                     f"{self.me}: rank 0 has come to the group's store, and has not answered within "
                     f"{self.deadline.timeout_s:g} s: other ranks have not come, or it is stopped"
                 )
@@ -308,7 +311,17 @@ class _StoreMeeting:
 
     def _missing(self, other: int) -> TimeoutError:
         within = f"within {self.deadline.timeout_s:g} s"
-        return TimeoutError(f"{self.me}: rank {other} did not come to the group's store {within}")
+        return self._silent() or TimeoutError(f"{self.me}: rank {other} did not come to the group's store {within}")
+
+    def _silent(self) -> TimeoutError | None:
+        """That the store does not answer, where it does not."""
+        where = self._store.silent()
+        if not where:
+            return None
+        return TimeoutError(
+            f"{self.me}: the group's store at {where} does not answer within {self.deadline.timeout_s:g} s: is the "
+            "process that keeps it stopped (torchrun's agent, or rank 0), or its host gone?"
+        )
 
 
 def _secret(transport: str) -> bytes:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 from ringreduce.errors import TimeoutError, UnavailableError
-from ringreduce.job.deadline import Deadline
+from ringreduce.job.deadline import CHECK_S, Deadline
+from ringreduce.job.tcp.store_calls import LAST_ANSWER_S, Call, StoreCalls
 
 GONE_S = 1.0
 """How long a look waits for a text that was there a moment ago."""
@@ -43,6 +44,9 @@ class ToldByStore:
         self._me = me
         self._key = f"ringreduce/rank 0/{count}"
         self._store: Any = None
+        self._calls = StoreCalls()
+        self._look: Call | None = None
+        """The last look for another text, which has not returned yet."""
         self._read: bytes | None = None
 
     def tell(self, text: str | None) -> str:
@@ -53,16 +57,17 @@ class ToldByStore:
 
         Raises:
             UnavailableError: there is no such store, or it cannot be reached.
-            TimeoutError: rank 0 has not told its text.
+            TimeoutError: rank 0 has not told its text, or the store does not answer.
         """
         if self._store is None:
-            self._store = _store(self._me, self.deadline)
+            self._store = self._called(_maker(self._me, self.deadline))
+        store = self._store
         with self._named_errors():
             if text is not None:
-                self._store.set(self._key, text)
+                self._called(lambda: store.set(self._key, text))
                 return text
             pause_s = 1e-3
-            while not self._store.check([self._key]):
+            while not self._called(lambda: store.check([self._key])):
                 if self.deadline.expired():
                     raise TimeoutError(
                         f"{self._me}: rank 0 has not written into torchrun's store at {_where()} where it listens "
@@ -70,30 +75,57 @@ class ToldByStore:
                     )
                 time.sleep(min(pause_s, self.deadline.remaining_s()))
                 pause_s = min(2 * pause_s, 0.1)
-            self._read = bytes(self._store.get(self._key))
+            self._read = bytes(self._called(lambda: store.get(self._key)))
             return self._read.decode(errors="replace")
 
     def forget(self) -> None:
         """Called by rank 0 once all ranks have met: ranks that are started later shall not read this text."""
+        store = self._store
+        call = self._calls.begin(lambda: store.delete_key(self._key))
         with contextlib.suppress(RuntimeError):  # the meeting has succeeded, whatever the store does
-            self._store.delete_key(self._key)
+            if call.has_ended(GONE_S):
+                call.answer()
 
     def close(self) -> None:
         """Leaves the store."""
-        self._store = None
+        self._store = self._look = None
+        self._calls.close()
+
+    def _called(self, what: Callable[[], Any]) -> Any:
+        """What a call of the store returns. Raises what it raises, and TimeoutError where it does not return in time.
+
+        So does a call whose answer nobody waits for any more: the store makes one call at a time.
+        """
+        call = self._calls.begin(what)
+        left = self.deadline.wait_s()
+        if not call.has_ended(None if left is None else left + LAST_ANSWER_S):
+            raise TimeoutError(
+                f"{self._me}: torchrun's store at {_where()} does not answer within {self.deadline.timeout_s:g} s: is "
+                "its agent stopped, or its host gone?"
+            )
+        return call.answer()
 
     def _check(self) -> None:
         if self._read is None:
             return
+        is_new = self._look is None
+        look = self._look = self._look or self._calls.begin(self._another_text)
+        # The store may be stopped. Who has read the text does not need it any more, and waits once at most.
+        if look.has_ended(CHECK_S if is_new else 0.0):
+            self._look = None
+            if look.answer():
+                raise ToldAgainError
+
+    def _another_text(self) -> bool:
+        """Whether the store holds another text than the one that was read."""
+        store = self._store
         try:
-            if not self._store.check([self._key]):
-                return
-            self._store.set_timeout(timedelta(seconds=GONE_S))
-            text = bytes(self._store.get(self._key))
+            if not store.check([self._key]):
+                return False
+            store.set_timeout(timedelta(seconds=GONE_S))
+            return bytes(store.get(self._key)) != self._read
         except RuntimeError:  # the key was deleted meanwhile: all have met. What the store says is not needed any more
-            return
-        if text != self._read:
-            raise ToldAgainError
+            return False
 
     @contextlib.contextmanager
     def _named_errors(self) -> Iterator[None]:
@@ -105,7 +137,8 @@ class ToldByStore:
             raise UnavailableError(f"{self._me}: torchrun's store at {_where()} has failed: {error}") from error
 
 
-def _store(me: str, deadline: Deadline) -> Any:
+def _maker(me: str, deadline: Deadline) -> Callable[[], Any]:
+    """What connects to torchrun's store, and returns it."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         raise UnavailableError(
             f"{me}: torchrun keeps no store that ranks could ask where rank 0 listens (TORCHELASTIC_USE_AGENT_STORE is "
@@ -118,16 +151,20 @@ def _store(me: str, deadline: Deadline) -> Any:
             f"{me}: torch cannot be imported to ask torchrun's store where rank 0 listens ({error}): set "
             "RINGREDUCE_ADDRESS=host:port on all ranks"
         ) from error
-    seconds = min(deadline.remaining_s(), LONGEST_S)
-    try:
-        return TCPStore(
-            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, False, timedelta(seconds=seconds)
-        )
-    except (RuntimeError, KeyError, ValueError) as error:
-        raise UnavailableError(
-            f"{me}: torchrun's store at {_where()} cannot be reached: {error}. Set RINGREDUCE_ADDRESS=host:port on all "
-            "ranks, with an address of rank 0's host"
-        ) from error
+
+    def make() -> Any:
+        seconds = min(deadline.remaining_s(), LONGEST_S)
+        try:
+            return TCPStore(
+                os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, False, timedelta(seconds=seconds)
+            )
+        except (RuntimeError, KeyError, ValueError) as error:
+            raise UnavailableError(
+                f"{me}: torchrun's store at {_where()} cannot be reached: {error}. Set RINGREDUCE_ADDRESS=host:port on "
+                "all ranks, with an address of rank 0's host"
+            ) from error
+
+    return make
 
 
 def _where() -> str:

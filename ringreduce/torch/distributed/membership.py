@@ -28,6 +28,8 @@ from ringreduce.job import recording, store_rendezvous
 from ringreduce.job.absent import AbsentGroup
 from ringreduce.job.failure import failure_report, shutdown_cause, uncaught
 from ringreduce.job.report_interval import Reported
+from ringreduce.job.tcp.rendezvous import address_text
+from ringreduce.job.tcp.store_calls import LAST_ANSWER_S, Call, StoreCalls
 from ringreduce.torch.profiling import profiled
 
 if TYPE_CHECKING:
@@ -42,25 +44,86 @@ FORKED = (
     "{call}: this process was forked from a rank of a torch.distributed group and is no rank itself: a forked child "
     "(a DataLoader worker) may compute, and leaves communication to its parent."
 )
+FORGET_S = 5.0
+"""How long a rank waits until the store has deleted what it wrote, which the next group of that name would read."""
 LONGEST = timedelta(days=365)  # for a store, which has no word for "no limit"
 
 _members: weakref.WeakSet[Membership] = weakref.WeakSet()
 
 
 class TorchStore:
-    """torch's store as a Store; remembers what it wrote, so that the next group of that name starts clean."""
+    """torch's store as a Store; remembers what it wrote, so that the next group of that name starts clean.
+
+    The calls of a TCPStore are made in a thread, for they may not return (store_calls.py); its owner closes it. Another
+    store's are made here: a user's own may be for one thread.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._keys: list[str] = []
+        tcp: Any = store
+        while isinstance(tcp, PrefixStore):
+            tcp = getattr(tcp, "underlying_store", None)  # old versions of torch do not tell it
+        self._tcp: TCPStore | None = tcp if isinstance(tcp, TCPStore) else None
+        self._calls = StoreCalls()
+        self._look: tuple[str, Call] | None = None
+        """The key and the call of a has() that has not returned yet."""
+        self._last: Call | None = None
 
     def set(self, key: str, value: bytes) -> None:
-        """Makes value visible to all ranks."""
-        self._store.set(key, value)  # type: ignore[arg-type]  # the stubs know str only
+        """Makes value visible to all ranks, after the calls that have not returned yet."""
         self._keys.append(key)
+        call = self._begun(lambda: self._store.set(key, value))  # type: ignore[arg-type]  # the stubs know str only
+        if call.has_ended(LAST_ANSWER_S):
+            call.answer()
 
     def get(self, key: str, timeout_s: float) -> bytes:
         """Waits for the key. Raises the builtin TimeoutError after timeout_s seconds; 0 = no limit."""
+        call = self._begun(lambda: self._get(key, timeout_s))
+        if not call.has_ended(timeout_s + LAST_ANSWER_S if timeout_s > 0 else None):
+            raise builtins.TimeoutError("the store does not answer")
+        value: bytes = call.answer()
+        return value
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there; False while the store has not answered, for which it waits 0.1 s at first."""
+        if self._look is not None and self._look[0] == key:
+            look, wait_s = self._look[1], 0.0
+        else:
+            look, wait_s = self._begun(lambda: self._has(key)), store_rendezvous.LOOK_S
+        has_ended = look.has_ended(wait_s)
+        self._look = None if has_ended else (key, look)
+        return has_ended and bool(look.answer())
+
+    def silent(self) -> str:
+        """Where the store is, if it has not answered the last call, for which it waits a moment; else ""."""
+        if self._tcp is None or self._last is None or self._last.has_ended(LAST_ANSWER_S):
+            return ""
+        return address_text(self._tcp.host, self._tcp.port)
+
+    def hosts(self) -> list[str]:
+        """The host that keeps the store, as this rank knows it; none for one that is a file or a user's own."""
+        return [] if self._tcp is None else [self._tcp.host]
+
+    def forget(self) -> None:
+        """Deletes what this rank wrote; a store that cannot (a user's own) or does not answer keeps it."""
+        keys = list(self._keys)
+        self._keys.clear()
+        self._begun(lambda: self._delete(keys)).has_ended(FORGET_S)
+
+    def close(self) -> None:
+        """Makes no more calls."""
+        self._calls.close()
+
+    def _begun(self, what: Callable[[], Any]) -> Call:
+        if self._tcp is not None:
+            self._last = call = self._calls.begin(what)
+            return call
+        call = Call(what)
+        call.run()
+        return call
+
+    def _get(self, key: str, timeout_s: float) -> bytes:
         try:
             self._store.wait([key], timedelta(seconds=timeout_s) if timeout_s > 0 else LONGEST)
         except RuntimeError as error:  # DistStoreError, or a bare RuntimeError from a FileStore
@@ -70,31 +133,22 @@ class TorchStore:
         value: bytes = self._store.get(key)
         return value
 
-    def has(self, key: str) -> bool:
-        """Whether the key is there. A store that cannot tell (a user's own) is asked for the key, for 0.1 s."""
+    def _has(self, key: str) -> bool:
+        """A store that cannot tell (a user's own) is asked for the key, for 0.1 s."""
         try:
             return bool(self._store.check([key]))
         except (AttributeError, NotImplementedError, RuntimeError):
             pass
         try:
-            self.get(key, store_rendezvous.LOOK_S)
+            self._get(key, store_rendezvous.LOOK_S)
         except builtins.TimeoutError:
             return False
         return True
 
-    def hosts(self) -> list[str]:
-        """The host that keeps the store, as this rank knows it; none for one that is a file or a user's own."""
-        store: Any = self._store
-        while isinstance(store, PrefixStore):
-            store = getattr(store, "underlying_store", None)  # old versions of torch do not tell it
-        return [store.host] if isinstance(store, TCPStore) else []
-
-    def forget(self) -> None:
-        """Deletes what this rank wrote; a store that cannot (a user's own) keeps it."""
-        for key in self._keys:
+    def _delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
             with contextlib.suppress(RuntimeError, NotImplementedError):
                 self._store.delete_key(key)
-        self._keys.clear()
 
 
 class Membership:
@@ -116,40 +170,41 @@ class Membership:
     def __init__(
         self, store: Store, rank: int, size: int, timeout_s: float, label: str, ranks: Sequence[int] = ()
     ) -> None:
-        known = TorchStore(store)
-
         def segment() -> int:
             return _core.memfd(label[:200], _core.control_nbytes(size))
 
-        joined = store_rendezvous.join_with_store(
-            known,
-            rank,
-            size,
-            timeout_s,
-            segment,
-            group=f"{label} {list(ranks)}",
-            names=known.hosts(),
-            check=_check_of(ranks),
-        )
-        wanted = plan.wanted()
-        # Among all ranks, which are the default group's, perhaps of another backend; it is being made, or this is it.
-        place = ranks[rank] if ranks else rank, dist.get_world_size() if dist.is_initialized() else size
-        is_job = not dist.is_initialized() or dist.get_world_size() == size  # or the default group is being made
-        with closing(joined), wanted.told():
-            known.forget()  # all have read it
-            self._context: Context = _core.Context(
-                joined.memory.fd,
+        with closing(TorchStore(store)) as known:
+            joined = store_rendezvous.join_with_store(
+                known,
                 rank,
                 size,
-                joined.memory.pidfds,
-                os.uname().nodename,
                 timeout_s,
-                hosts=joined.hosts,
-                tcp=joined.tcp,
-                recorded_as=f"{label} {next(_lives[label])}",  # destroyed and made anew, a group has an old one's label
-                job_ranks=list(ranks),
-                plan=wanted.core(joined.hosts or [0] * size, is_job),
+                segment,
+                group=f"{label} {list(ranks)}",
+                names=known.hosts(),
+                check=_check_of(ranks),
             )
+            wanted = plan.wanted()
+            # Among all ranks, which are the default group's, perhaps of another backend; it is being made, or this is
+            # it.
+            place = ranks[rank] if ranks else rank, dist.get_world_size() if dist.is_initialized() else size
+            is_job = not dist.is_initialized() or dist.get_world_size() == size  # or the default group is being made
+            with closing(joined), wanted.told():
+                known.forget()  # all have read it
+                self._context: Context = _core.Context(
+                    joined.memory.fd,
+                    rank,
+                    size,
+                    joined.memory.pidfds,
+                    os.uname().nodename,
+                    timeout_s,
+                    hosts=joined.hosts,
+                    tcp=joined.tcp,
+                    # Destroyed and made anew, a group has an old one's label.
+                    recorded_as=f"{label} {next(_lives[label])}",
+                    job_ranks=list(ranks),
+                    plan=wanted.core(joined.hosts or [0] * size, is_job),
+                )
         try:
             recording.begin_by_environment(*place)
         except BaseException as error:

@@ -47,6 +47,9 @@ class DictStore:
         with self.changed:
             return key in self.values
 
+    def silent(self) -> str:
+        return ""
+
 
 def is_of(key: str, part: str) -> bool:
     """Whether a key is of rank 1's record, rank 0's answer and so on, in whichever meeting."""

@@ -70,7 +70,7 @@ ROWS = (
     Mutation(
         "new-group-without-a-rank",
         "ringreduce/torch/distributed/membership.py",
-        "            check=_check_of(ranks),\n",
+        "                check=_check_of(ranks),\n",
         "",
         ("test_distributed_failure.py::test_a_new_group_of_a_rank_that_is_gone",),
     ),
