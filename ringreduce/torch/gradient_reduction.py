@@ -79,6 +79,9 @@ class Exchange(Protocol):
     def finish(self) -> None:
         """Waits, and leaves the results in the tensors that begin() was given."""
 
+    def wait(self) -> None:
+        """Waits until what begin() has started has ended, and starts nothing: for results that stay unused."""
+
     def state_dict(self) -> dict[str, Any]:
         """What the exchange remembers on this rank, for a checkpoint."""
 
@@ -124,9 +127,13 @@ class Casting:
         self._sent = [sent.contiguous() for sent, _ in pairs]
         self._work = self._channel.allreduce(self._sent, name)
 
-    def finish(self) -> None:
+    def wait(self) -> None:
         """See Exchange."""
         self._work.wait()
+
+    def finish(self) -> None:
+        """See Exchange."""
+        self.wait()
         for gradient, sent, context in zip(self._gradients, self._sent, self._contexts, strict=True):
             result = self._compressor.decompress(sent, context)
             if result is not gradient:

@@ -6,7 +6,8 @@ r (n + m) elements instead of n m. Q starts the next step. Each rank keeps error
 steps nothing is lost. Vectors, and matrices that would not become min_ratio times smaller, travel as they are.
 
 After join() ranks have made other numbers of reductions, and have other Qs. The first reduction after it travels as it
-is, with the largest of these numbers, from which all go on; Q begins anew, and what was left out stays.
+is, with the largest of these numbers, from which all go on; Q begins anew, and what was left out stays. A rank that
+joins between the two reductions has given its part to P and gives none to Q: that is an error.
 
 Every rank makes P orthonormal, and P Q', from the same bits. For all to end with the same bits it does so with one
 thread: torch's results depend on the number of threads, and ranks may have other numbers.
@@ -26,7 +27,7 @@ import torch
 
 from ringreduce._core import Work
 from ringreduce.collectives.ops import Average, Max, Sum
-from ringreduce.errors import InvalidArgumentError
+from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.torch.gradient_reduction import Channel, Stateful
 
 
@@ -77,7 +78,10 @@ class PowerSGDExchange:
         self._works: list[Work] = []
         # How many join()s had ended when all ranks last had the same step and Qs; None: they had not when it was saved.
         self._joins: int | None = channel.process_set.joins
+        self._begun_joins = self._joins  # how many had ended when the reduction began
+        self._begun_apart = False  # it is the first one after a join()
         self._steps = torch.zeros(0, device="cpu")  # the largest of the ranks', in the first reduction after a join()
+        self._there = torch.zeros(0, device="cpu")  # a one of each rank, reduced with P
         self.step = 0
         self.errors: dict[int, torch.Tensor] = {}
         self.qs: dict[int, torch.Tensor] = {}
@@ -86,7 +90,8 @@ class PowerSGDExchange:
         """See Exchange: starts the reductions of P, and of what travels as it is."""
         self._forget_reduction()  # where finish() has raised
         self._gradients, self._name = gradients, name
-        is_apart = self._is_apart()
+        is_apart = self._begun_apart = self._is_apart()
+        self._begun_joins = self._channel.process_set.joins
         if is_apart:
             channel = self._channel._replace(op=Max, prescale=1.0, postscale=1.0)
             self._steps = torch.tensor([self.step], device="cpu")
@@ -102,24 +107,32 @@ class PowerSGDExchange:
         if self._whole:
             self._works.append(self._channel.allreduce([sent for _, sent in self._whole], f"{name}.whole"))
         if self._ps:
-            self._works.append(self._channel.allreduce(list(self._ps.values()), f"{name}.p"))
+            ps = list(self._ps.values())
+            self._there = torch.ones(1, dtype=torch.float32, device=ps[0].device)
+            self._works.append(self._channel.allreduce([*ps, self._there], f"{name}.p"))
 
-    def finish(self) -> None:
-        """See Exchange: reduces Q."""
+    def wait(self) -> None:
+        """See Exchange."""
         for work in self._works:
             work.wait()
+
+    def finish(self) -> None:
+        """See Exchange: reduces Q. Raises MismatchError where a rank has joined since begin()."""
+        self.wait()
         for gradient, sent in self._whole:
             if sent is not gradient:
                 gradient.copy_(sent)
-        if self._is_apart():
+        if self._begun_apart:
             self.step, self.qs = int(self._steps.item()), {}
-            self._joins = self._channel.process_set.joins
+            self._joins = self._begun_joins
         self.step += 1
         if self._ps:
             self._finish_compressed()
         self._forget_reduction()
 
     def _finish_compressed(self) -> None:
+        if self._begun_joins != self._channel.process_set.joins:
+            raise _joined_between()
         own = {}
         finite = {at: bool(p.isfinite().all()) for at, p in self._ps.items()}  # the same on all ranks
         for at, p in self._ps.items():
@@ -127,7 +140,11 @@ class PowerSGDExchange:
                 self._ps[at] = torch.linalg.qr(p).Q.contiguous() if finite[at] else p
             own[at] = self._matrices[at].t() @ self._ps[at]
         qs = {at: q.clone(memory_format=torch.contiguous_format) for at, q in own.items()}
-        self._channel.allreduce(list(qs.values()), f"{self._name}.q").wait()
+        there = torch.ones_like(self._there)
+        self._channel.allreduce([*qs.values(), there], f"{self._name}.q").wait()
+        # Both are numbers of ranks times the factor: what they differ by is rounding, or the share of a rank.
+        if 2 * abs(float(there - self._there)) > abs(self._channel.factor):
+            raise _joined_between()
         for at, q in qs.items():
             if finite[at]:
                 self.errors[at] = self._matrices[at] - self._ps[at] @ own[at].t()
@@ -174,6 +191,14 @@ class PowerSGDExchange:
         self._joins = None if state.get("is_apart") else self._channel.process_set.joins
         self.errors = {at: error.clone() for at, error in state["errors"].items()}
         self.qs = {at: q.clone() for at, q in state["qs"].items()}
+
+
+def _joined_between() -> MismatchError:
+    return MismatchError(
+        "a rank has called join() after the first part of a PowerSGD reduction and before the second, so its share is "
+        "in one and not in the other, and the result is not used: call join() after optimizer.step(), not between "
+        "backward() and step(); with LocalSGD, where an averaging lasts some steps, take overlap=0"
+    )
 
 
 _threads = threading.Lock()

@@ -93,9 +93,13 @@ class Int8Exchange:
         self._gradients = gradients
         self._work = self._sent(name)
 
-    def finish(self) -> None:
+    def wait(self) -> None:
         """See Exchange."""
         self._work.wait()
+
+    def finish(self) -> None:
+        """See Exchange."""
+        self.wait()
         total = self._total()
         start = 0
         for gradient in self._gradients:

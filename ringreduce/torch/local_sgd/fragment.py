@@ -121,7 +121,10 @@ class Fragment:
 
     def reset(self) -> None:
         """Leaves an averaging that has begun unused, and forgets what compression has left out."""
-        self.arrive()
+        if self._work is not None:
+            self._exchange.wait()  # no second part, which after a join() other ranks need not take
+            self._work.wait()
+            self._work = None
         self.due, self._sent, self._common, self._outer = None, [], [], None
         self._exchange = gradient_reduction.make(*self._way)
 

@@ -309,6 +309,79 @@ def test_a_state_that_is_loaded_after_a_join() -> None:
     assert run_ranks(loaded_after_a_join, 2) == [True] * 2
 
 
+def made_with_powersgd(**arguments: Any) -> tuple[Any, Any]:
+    """A matrix of zeros that PowerSGD compresses, and an optimizer that leaves it alone between averagings."""
+    matrix = torch.nn.Parameter(torch.zeros(8, 8))
+    matrix.grad = torch.zeros_like(matrix)
+    compression = hvd.Compression.powersgd(rank=1)
+    return matrix, hvd.LocalSGD(torch.optim.SGD([matrix], 0.0), every=4, compression=compression, **arguments)
+
+
+def joined_under_way() -> str:
+    """Rank 0 joins between the two parts of an averaging; what rank 1 is told where it takes the second."""
+    with hvd.init() as world:
+        matrix, optimizer = made_with_powersgd(overlap=2)
+        for _ in range(3):
+            optimizer.step()
+        with torch.no_grad():
+            matrix += 2 * (world.rank == 0)
+        optimizer.step()
+        text = ""
+        if world.rank == 1:
+            optimizer.step()
+            with pytest.raises(hvd.MismatchError) as raised:
+                optimizer.step()
+            text = str(raised.value)
+            assert not matrix.any()
+        hvd.join()
+        return text
+
+
+def test_a_join_between_the_parts_of_an_averaging_is_an_error() -> None:
+    _, text = run_ranks(joined_under_way, 2)
+    assert "a rank has called join() after the first part of a PowerSGD reduction" in text
+    assert "overlap=0" in text
+
+
+def went_on_after_a_join(overlap: int) -> bool:
+    """All ranks join in the same step, with an averaging under way where there is overlap: it is left out."""
+    with hvd.init() as world:
+        matrix, optimizer = made_with_powersgd(overlap=overlap)
+        for _ in range(5):
+            optimizer.step()
+        hvd.join()
+        with torch.no_grad():
+            matrix.fill_(2.0 * world.rank)
+        optimizer.step()
+        for _ in range(2 + overlap):
+            assert bool((matrix == 2.0 * world.rank).all())  # periods of 4 go on from 5 steps: the next end is 8
+            optimizer.step()
+        return bool(torch.allclose(matrix, torch.ones(8, 8)))
+
+
+@pytest.mark.parametrize("overlap", [0, 2])
+def test_an_averaging_under_way_is_left_out_after_a_join(overlap: int) -> None:
+    assert run_ranks(went_on_after_a_join, 2, args=(overlap,)) == [True] * 2
+
+
+def powersgd_without_a_rank() -> float:
+    """Rank 0 has joined before an averaging of the others begins: theirs is the mean of those that are there."""
+    with hvd.init() as world:
+        matrix, optimizer = made_with_powersgd()
+        optimizer.step()
+        if world.rank:
+            with torch.no_grad():
+                matrix.fill_(2.0 * world.rank)
+            for _ in range(3):
+                optimizer.step()
+        hvd.join()
+        return float(matrix.detach().mean())
+
+
+def test_powersgd_goes_on_without_a_rank_that_has_joined_before() -> None:
+    assert run_ranks(powersgd_without_a_rank, 3) == pytest.approx([0.0, 3.0, 3.0])
+
+
 def killed() -> bool:
     """Rank 1 ends in the middle; the others' parameters after the error are those before the step's averaging."""
     hvd.init()

@@ -226,6 +226,52 @@ def test_powersgd_goes_on_alike_after_join(run_ranks: Callable[..., Any]) -> Non
     run_ranks(join_after_other_numbers_of_steps, 3)
 
 
+def join_between_the_parts_of_a_reduction(joins_alone: bool) -> str:
+    """backward() starts the first part, and step() the second; what step() raises where a join() comes between."""
+
+    def give_backwards(step: int) -> None:  # the first part starts with the gradient of the first parameter
+        for parameter, grad in reversed(list(zip(model.parameters(), gradients(world.rank, step), strict=True))):
+            (parameter * grad).sum().backward()
+
+    with hvd.init() as world:
+        model = Bag()
+        optimizer = wrap(model, hvd.Compression.powersgd(rank=3))
+        for step in range(2):
+            reduced(model, optimizer, gradients(world.rank, step))
+        optimizer.zero_grad()
+        give_backwards(2)
+        if joins_alone and world.rank == 0:
+            hvd.join()
+            return ""
+        if not joins_alone:
+            hvd.join()
+        with pytest.raises(hvd.MismatchError) as caught:
+            optimizer.step()
+        if joins_alone:
+            hvd.join()
+            return str(caught.value)
+        exact = [sum(grads) / world.size for grads in zip(*(gradients(r, 3) for r in range(world.size)), strict=True)]
+        for _ in range(2):  # the first reduction after a join() travels as it is, also where another one comes between
+            optimizer.zero_grad()
+            give_backwards(3)
+            hvd.join()
+            optimizer.step()
+            for parameter, wanted in zip(model.parameters(), exact, strict=True):
+                assert torch.allclose(parameter.grad, wanted, rtol=1e-5, atol=1e-6)
+        assert optimizer.compression_state_dict()[0][0]["step"] >= 4  # two before the error, and two after it
+        return str(caught.value)
+
+
+@pytest.mark.parametrize("joins_alone", [False, True])
+def test_a_join_between_the_parts_of_a_powersgd_reduction_is_an_error(
+    run_ranks: Callable[..., Any], joins_alone: bool
+) -> None:
+    texts = run_ranks(join_between_the_parts_of_a_reduction, 2, args=(joins_alone,))
+    for text in texts[joins_alone:]:
+        assert "a rank has called join() after the first part of a PowerSGD reduction" in text
+        assert "after optimizer.step()" in text
+
+
 def step_with_other_numbers_of_threads() -> None:
     """On each rank another one; 784 x 100 and 7 threads: a product that depends on it as well."""
     with hvd.init() as world:
@@ -258,6 +304,7 @@ class Alone(NamedTuple):
 
     process_set: Any = SimpleNamespace(joins=0)
     op: int = hvd.Sum
+    factor: float = 1.0
 
     def allreduce(self, tensors: Any, name: str) -> Any:
         return SimpleNamespace(wait=lambda: None)

@@ -49,9 +49,16 @@ ROWS = (
     Mutation(
         "powersgd-joined",
         "ringreduce/torch/powersgd.py",
-        "        if self._is_apart():",
+        "        if self._begun_apart:",
         "        if False:",
         ("test_optimizer_compression.py::test_powersgd_goes_on_alike_after_join",),
+    ),
+    Mutation(
+        "powersgd-joined-between",
+        "ringreduce/torch/powersgd.py",
+        "        if 2 * abs(float(there - self._there)) > abs(self._channel.factor):",
+        "        if False:",
+        ("test_local_sgd.py::test_a_join_between_the_parts_of_an_averaging_is_an_error",),
     ),
     Mutation(
         "gather-from-within",
