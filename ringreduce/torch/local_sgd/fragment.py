@@ -136,15 +136,19 @@ class Fragment:
         for m in self._common:
             m.grad = None
 
-    def state_dict(self) -> dict[str, Any]:
-        """What this rank needs to go on. Waits for an averaging that has begun."""
-        self.arrive()
+    def state_dict(self, is_lost: bool = False) -> dict[str, Any]:
+        """What this rank needs to go on. Waits for an averaging that has begun; is_lost: without one, as it never ends.
+
+        Nothing of an averaging has been applied before all of it is there, so the state without it is whole.
+        """
+        if not is_lost:
+            self.arrive()
         return {
             "common": [m.detach().clone() for m in self._common],
             "outer": self._outer.state_dict() if self._outer is not None else None,
             "exchange": self._exchange.state_dict(),
-            "due": self.due,
-            "averages": [tensor.clone() for tensor in self._sent],
+            "due": None if is_lost else self.due,
+            "averages": [] if is_lost else [tensor.clone() for tensor in self._sent],
         }
 
     def check(self, state: dict[str, Any]) -> None:

@@ -256,16 +256,18 @@ class LocalSGDMixin(torch.optim.Optimizer):
 
         Between averagings each rank has parameters and state of its own: either each rank saves its own, or all call
         synchronize() before one of them saves. Waits for an averaging that has begun; with Compression.powersgd, whose
-        averaging has two parts, that is collective.
+        averaging has two parts, that is collective. After an averaging has failed, as where a rank has died, it waits
+        for nothing: the state is the one without the averagings that were under way.
         """
         state: dict[str, Any] = super().state_dict()
-        with self._averaging():
-            self._arrived()
+        if not self._is_lost:
+            with self._averaging():
+                self._arrived()
         state[KEY] = {
             "arguments": self._schedule.numbers(),
             "steps": self._steps,
             "has_started": self._has_started,
-            "fragments": [fragment.state_dict() for fragment in self._fragments],
+            "fragments": [fragment.state_dict(self._is_lost) for fragment in self._fragments],
         }
         return state
 
@@ -273,8 +275,9 @@ class LocalSGDMixin(torch.optim.Optimizer):
         """Goes on from there, with the same arguments; without our part, as of a plain optimizer, from the beginning.
 
         An averaging that is under way is left unused. Raises InvalidArgumentError, before anything is loaded, where the
-        state is of other arguments or parameters.
+        state is of other arguments or parameters, and MismatchError after an averaging has failed.
         """
+        self._check_lost()
         own = {key: value for key, value in state_dict.items() if key != KEY}
         ours = state_dict.get(KEY, {"steps": 0, "has_started": False, "fragments": []})
         if ours["has_started"]:

@@ -402,6 +402,13 @@ def killed() -> bool:
         optimizer.step()
     with pytest.raises(hvd.HorovodInternalError, match="this rank is apart from the others"):
         optimizer.step()
+    saved = optimizer.state_dict()["local_sgd"]
+    assert saved["steps"] == 2
+    for before, after in zip(state["local_sgd"]["fragments"], saved["fragments"], strict=True):
+        assert all(torch.equal(m, n) for m, n in zip(before["common"], after["common"], strict=True))
+        assert (after["due"], after["averages"]) == (None, [])
+    with pytest.raises(hvd.HorovodInternalError, match="this rank is apart from the others"):
+        optimizer.load_state_dict(state)
     return all(torch.equal(p, twin) for p, twin in zip(parameters, copies, strict=True))
 
 
