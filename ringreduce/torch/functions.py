@@ -111,10 +111,9 @@ def broadcast_optimizer_state(
         _give_zeros(optimizer, model)
     is_root = group_of(process_set).rank == process_set.position(root_rank, "broadcast")
     tensors: list[torch.Tensor] = []
-    # The plain class's gathers nothing, and has the options alone where the state is in shards.
     skeleton, refused = b"", None
     if is_root:
-        state = torch.optim.Optimizer.state_dict(optimizer) if is_in_shards else optimizer.state_dict()
+        state = _plain_state(optimizer, is_in_shards)
         try:
             skeleton = _without_tensors(state, tensors)
         except Exception as error:  # of any kind, as objects pickle themselves: the other ranks wait for what is said
@@ -144,6 +143,17 @@ def broadcast_optimizer_state(
         if not is_in_shards:
             getattr(optimizer, "state_of_shards", {}).clear()
         _adopt(optimizer, _with_tensors(skeleton, tensors))
+
+
+def _plain_state(optimizer: torch.optim.Optimizer, is_in_shards: bool) -> dict[str, Any]:
+    """What the plain class calls its state, for which the root asks no other rank.
+
+    Where the state is in shards it has the options alone. That of LocalSGD would wait for an averaging, and hold what
+    the other ranks throw away.
+    """
+    plain = torch.optim.Optimizer if is_in_shards else getattr(type(optimizer), "_plain", None)
+    state: dict[str, Any] = optimizer.state_dict() if plain is None else plain.state_dict(optimizer)
+    return state
 
 
 def _cure() -> str:

@@ -622,6 +622,33 @@ def test_a_state_that_one_rank_has_loaded_is_an_error_on_all() -> None:
             assert "load_state_dict() on all ranks" in str(outcome.error)
 
 
+def broadcast_under_way() -> tuple[list[str], float, float]:
+    """While an averaging of two parts is under way: what of the state has come, and what the averaging gives then."""
+    with hvd.init() as world:
+        matrix = torch.nn.Parameter(torch.zeros(8, 8))
+        inner = torch.optim.SGD([matrix], 0.0, momentum=0.5)
+        compression = hvd.Compression.powersgd(rank=1)
+        optimizer = hvd.LocalSGD(inner, every=4, overlap=2, outer=hvd.diloco(1.0, 0.0), compression=compression)
+        matrix.grad = torch.full((8, 8), 1.0 + world.rank)
+        for _ in range(3):
+            optimizer.step()
+        with torch.no_grad():
+            matrix += 2 * world.rank
+        optimizer.step()
+        hvd.broadcast_optimizer_state(optimizer, 0)
+        momentum = float(optimizer.state[matrix]["momentum_buffer"].mean())
+        for _ in range(2):
+            optimizer.step()
+        return sorted(optimizer.state[matrix]), momentum, float(matrix.detach().mean())
+
+
+def test_broadcast_optimizer_state_leaves_an_averaging_under_way_alone() -> None:
+    (names, momentum, mean), other = run_ranks(broadcast_under_way, 2)
+    assert other == (names, momentum, mean)
+    assert (names, momentum) == (["momentum_buffer"], 1.875)
+    assert mean == pytest.approx(1.0)
+
+
 def made_more_often_on_one_rank() -> float:
     from ringreduce.torch import local_sgd
 
