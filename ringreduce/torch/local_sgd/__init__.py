@@ -15,7 +15,7 @@ from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.job.collective_json import allgather_json
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.torch.compression import Compression
-from ringreduce.torch.gradient_reduction import described, instance_of
+from ringreduce.torch.gradient_reduction import instance_of
 from ringreduce.torch.local_sgd.mixin import LocalSGDMixin, Schedule
 from ringreduce.torch.local_sgd.outer import ElasticAveraging, Outer, diloco, slowmo
 from ringreduce.torch.optimizer.mixins import check_optimizer, with_mixin
@@ -78,14 +78,13 @@ def LocalSGD(
     compression = compression or Compression.none
     check_compression(compression)
     schedule = Schedule(every, warmup, fragments, overlap, mix, instance_of(compression))
-    outer_text = _described_outer(outer)
+    arguments = schedule.arguments(_described_outer(outer))
     _made += 1
     if process_set.included() and len(process_set.ranks) > 1:
-        mine = [*schedule.numbers(), outer_text, described(schedule.compression)]
-        _made = _agree(process_set, [_made, mine, [[list(p.shape), str(p.dtype)] for p in parameters]])
+        _made = _agree(process_set, [_made, arguments, [[list(p.shape), str(p.dtype)] for p in parameters]])
     name = f"local_sgd.{_made}"
     wrapped = with_mixin(optimizer, LocalSGDMixin)
-    wrapped._start(name, parameters, schedule, outer, process_set)
+    wrapped._start(name, parameters, schedule, outer, arguments, process_set)
     return wrapped
 
 
@@ -119,7 +118,7 @@ def _check(
 
 
 def _described_outer(outer: Outer | None) -> str:
-    """What an outer optimizer is, for ranks to compare. Raises InvalidArgumentError where it is none."""
+    """What an outer optimizer is, for ranks and saved states to be compared. Raises InvalidArgumentError where it is none."""
     if outer is None:
         return ""
     made = outer([torch.nn.Parameter(torch.zeros(1, device="cpu"))]) if callable(outer) else outer
@@ -128,9 +127,10 @@ def _described_outer(outer: Outer | None) -> str:
             "LocalSGD: outer is a function from parameters to a torch optimizer, such as hvd.diloco() or "
             f"lambda parameters: torch.optim.SGD(parameters, 0.7); this one is or gives a {type(made).__name__}"
         )
-    return (
-        f"{type(outer).__name__ if isinstance(outer, ElasticAveraging) else ''} {type(made).__name__} {made.defaults}"
-    )
+    # What is off is left out: a later torch has more options, which are off, and takes states of this one.
+    options = {name: value for name, value in made.defaults.items() if value is not None and value is not False}
+    kind = "ElasticAveraging " if isinstance(outer, ElasticAveraging) else ""
+    return f"{kind}{type(made).__name__} {options}"
 
 
 def _agree(process_set: ProcessSet, mine: list[Any]) -> int:

@@ -13,6 +13,7 @@ from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.job.collective_json import allgather_json, allreduce_integers, has_nobody_joined
 from ringreduce.job.process_sets import ProcessSet
 from ringreduce.torch.collectives.allreduce import grouped_allreduce
+from ringreduce.torch.gradient_reduction import described
 from ringreduce.torch.local_sgd.fragment import Fragment
 from ringreduce.torch.local_sgd.outer import Outer
 from ringreduce.torch.optimizer import same_start
@@ -33,9 +34,9 @@ class Schedule(NamedTuple):
     mix: float
     compression: Any
 
-    def numbers(self) -> list[float]:
-        """All but the compression."""
-        return [*self[:5]]
+    def arguments(self, outer: str) -> dict[str, Any]:
+        """These and a description of the outer optimizer, as numbers and text: ranks and saved states are compared."""
+        return self._asdict() | {"outer": outer, "compression": described(self.compression)}
 
     def begins(self, step: int) -> list[int]:
         """Which fragments begin an averaging after this step; steps count from 1, after warmup.
@@ -60,10 +61,12 @@ class LocalSGDMixin(torch.optim.Optimizer):
         parameters: list[torch.nn.Parameter],
         schedule: Schedule,
         outer: Outer | None,
+        arguments: dict[str, Any],
         process_set: ProcessSet,
     ) -> None:
         self._name = name
         self._schedule = schedule
+        self._arguments = arguments
         self._process_set = process_set
         self._steps = 0
         self._joins = process_set.joins  # that had ended when the periods began
@@ -264,7 +267,7 @@ class LocalSGDMixin(torch.optim.Optimizer):
             with self._averaging():
                 self._arrived()
         state[KEY] = {
-            "arguments": self._schedule.numbers(),
+            "arguments": dict(self._arguments),
             "steps": self._steps,
             "has_started": self._has_started,
             "fragments": [fragment.state_dict(self._is_lost) for fragment in self._fragments],
@@ -274,19 +277,18 @@ class LocalSGDMixin(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from there, with the same arguments; without our part, as of a plain optimizer, from the beginning.
 
+        The outer optimizer's options, such as the learning rate of diloco(), are arguments too. The plain optimizer's
+        are the state's, as in torch.
+
         An averaging that is under way is left unused. Raises InvalidArgumentError, before anything is loaded, where the
         state is of other arguments or parameters, and MismatchError after an averaging has failed.
         """
         self._check_lost()
         own = {key: value for key, value in state_dict.items() if key != KEY}
-        ours = state_dict.get(KEY, {"steps": 0, "has_started": False, "fragments": []})
-        if ours["has_started"]:
-            if ours["arguments"] != self._schedule.numbers() or len(ours["fragments"]) != len(self._fragments):
-                raise InvalidArgumentError(
-                    f"LocalSGD: the state is of other arguments, {ours['arguments']}, not {self._schedule.numbers()}"
-                )
-            for fragment, state in zip(self._fragments, ours["fragments"], strict=True):
-                fragment.check(state)
+        ours: dict[str, Any] = {"steps": 0, "has_started": False, "fragments": []}
+        if KEY in state_dict:
+            ours = state_dict[KEY]
+            self._check_state(ours)
         with same_groups(self):
             super().load_state_dict(own)
         self._steps, self._has_started, self._is_compared = ours["steps"], ours["has_started"], False
@@ -296,6 +298,28 @@ class LocalSGDMixin(torch.optim.Optimizer):
         if self._has_started:
             for fragment, state in zip(self._fragments, ours["fragments"], strict=True):
                 fragment.load_state_dict(state)
+
+    def _check_state(self, state: dict[str, Any]) -> None:
+        """Raises InvalidArgumentError where our part of a state is of other arguments or parameters."""
+        theirs = state.get("arguments")
+        theirs = theirs if isinstance(theirs, dict) else {}
+        other = [name for name, value in self._arguments.items() if name not in theirs or theirs[name] != value]
+        if other:
+            was = ", ".join(f"{name}={theirs.get(name, 'unknown')!r}" for name in other)
+            now = ", ".join(f"{name}={self._arguments[name]!r}" for name in other)
+            raise InvalidArgumentError(
+                f"LocalSGD: the state is of other arguments, {was}, and this optimizer has {now}: make it with those "
+                f'of the state, or take "{KEY}" out of the state, and periods and outer momentum begin anew'
+            )
+        if not state["has_started"]:
+            return
+        if len(state["fragments"]) != len(self._fragments):
+            raise InvalidArgumentError(
+                f"LocalSGD: the state has {len(state['fragments'])} fragments, and this rank {len(self._fragments)}: "
+                "one is of a rank in the process set, and one of a rank outside"
+            )
+        for fragment, saved in zip(self._fragments, state["fragments"], strict=True):
+            fragment.check(saved)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises InvalidArgumentError: the new parameters would not be averaged."""

@@ -385,7 +385,8 @@ class DistributedMixin(torch.optim.Optimizer):
         """Goes on from there: on as many ranks, with the same parameters and settings, between steps.
 
         Raises:
-            InvalidArgumentError: the state is of other buckets; where there are none yet, the first step raises it.
+            InvalidArgumentError: the state is of another compression or of other buckets; of these, where there are
+                none yet, the first step tells.
         """
         if len(state) != len(self._reducers):
             raise InvalidArgumentError(f"the state is of {len(state)} reducers, and there are {len(self._reducers)}")

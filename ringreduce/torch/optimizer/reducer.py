@@ -116,11 +116,25 @@ class Reducer:
         return [bucket.exchange for bucket in self._buckets if isinstance(bucket, ExchangeBucket)]
 
     def exchange_state(self) -> list[dict[str, Any]]:
-        """What they remember; before the first synchronize(), what was loaded."""
-        return [one.state_dict() for one in self.exchanges] if self._buckets else self._loaded
+        """What they remember, and of which compression; before the first synchronize(), what was loaded."""
+        if not self._buckets:
+            return self._loaded
+        compression = gradient_reduction.described(self._settings.compression)
+        return [one.state_dict() | {"compression": compression} for one in self.exchanges]
 
     def load_exchanges(self, state: list[dict[str, Any]]) -> None:
-        """Has the exchanges go on from what they remembered; once there are buckets, if there are none yet."""
+        """Has the exchanges go on from what they remembered; once there are buckets, if there are none yet.
+
+        Raises InvalidArgumentError, before any has loaded its part, for a state of another compression, or of another
+        number of buckets.
+        """
+        mine = gradient_reduction.described(self._settings.compression)
+        other = [theirs for one in state if (theirs := one.get("compression", "one that it does not name")) != mine]
+        if other:
+            raise InvalidArgumentError(
+                f"the compressor's state is of {other[0]}, and this optimizer has {mine}: make it with the compression "
+                "of the state, or leave the state out, and the last step's remainder is lost"
+            )
         self._loaded = state if not self._buckets else []
         if not self._buckets or not state:
             return

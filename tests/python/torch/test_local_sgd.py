@@ -103,8 +103,8 @@ def made(arguments: dict[str, Any], dtype: Any = torch.float64, **more: Any) -> 
     arguments = dict(arguments)
     if outer := arguments.get("outer"):
         kind, *numbers = outer
-        factory = {"diloco": hvd.diloco, "slowmo": hvd.slowmo, "elastic": hvd.ElasticAveraging}[kind]
-        arguments["outer"] = factory(*numbers)
+        factory = {"diloco": hvd.diloco, "slowmo": hvd.slowmo, "elastic": hvd.ElasticAveraging}.get(kind)
+        arguments["outer"] = factory(*numbers) if factory else getattr(torch.optim, kind)
     return parameters, hvd.LocalSGD(torch.optim.SGD(parameters, lr=LR, momentum=0.5), **arguments, **more)
 
 
@@ -723,6 +723,72 @@ def refusals() -> list[str]:
         with pytest.raises(ValueError, match="the state is of other arguments"):
             optimizer.load_state_dict(state.state_dict())
     return left
+
+
+OTHER: dict[str, dict[str, Any]] = {
+    "slowmo": {"every": 2, "outer": ("slowmo", 0.5)},
+    "other learning rate": {"every": 2, "outer": ("diloco", 0.4)},
+    "elastic": {"every": 2, "outer": ("elastic", 0.5)},
+    "no outer": {"every": 2},
+    "Adam": {"every": 2, "outer": ("Adam",)},
+    "int8": {"every": 2, "outer": ("diloco",), "compression": hvd.Compression.int8},
+    "every": {"every": 3, "outer": ("diloco",)},
+}
+KINDS: dict[str, Any] = {
+    "none": None,
+    "fp16": hvd.Compression.fp16,
+    "int8": hvd.Compression.int8,
+    "int8 of 64": hvd.Compression.int8(block=64),
+    "powersgd": hvd.Compression.powersgd,
+}
+
+
+def loaded_into_others() -> list[str]:
+    """Which states of other arguments were loaded, or have left something behind."""
+    left = []
+
+    def try_to_load(state: Any, into: Any, what: str) -> None:
+        before = into.state_dict()
+        try:
+            into.load_state_dict(state)
+        except ValueError as error:
+            if "the state is of other arguments" not in str(error) or repr(into.state_dict()) != repr(before):
+                left.append(f"{what}: {error}")
+        else:
+            left.append(what)
+
+    with hvd.init():
+        parameters, optimizer = made({"every": 2, "outer": ("diloco",)})
+        for step in range(1, 3):
+            give_gradients(parameters, 0, step)
+            optimizer.step()
+        state = optimizer.state_dict()
+        for what, arguments in OTHER.items():
+            try_to_load(state, made(arguments)[1], what)
+        made({"every": 2, "outer": ("diloco",)})[1].load_state_dict(state)
+
+        warming = made({"every": 2, "warmup": 10})[1]
+        warming.step()
+        try_to_load(warming.state_dict(), made({"every": 7, "warmup": 2})[1], "warmup")
+        nameless = copy.deepcopy(state)
+        del nameless["local_sgd"]["arguments"]
+        try_to_load(nameless, made({"every": 2, "outer": ("diloco",)})[1], "no arguments")
+
+        for one, first in KINDS.items():
+            saved = made({"every": 2, "outer": ("diloco",)}, torch.float32, compression=first)[1]
+            saved.step()
+            state = saved.state_dict()
+            for other, second in KINDS.items():
+                into = made({"every": 2, "outer": ("diloco",)}, torch.float32, compression=second)[1]
+                if one == other:
+                    into.load_state_dict(state)
+                else:
+                    try_to_load(state, into, f"{one} into {other}")
+    return left
+
+
+def test_a_state_of_other_arguments_is_refused_before_anything_is_loaded() -> None:
+    assert run_ranks(loaded_into_others, 1) == [[]]
 
 
 def test_wrong_arguments_are_refused() -> None:

@@ -181,6 +181,14 @@ def feed_back() -> None:
             assert hvd.allreduce(left[0].abs().sum()) > 1.0
             with pytest.raises(hvd.InvalidArgumentError, match="the compressor's state is of 2 buckets"):
                 optimizer.load_compression_state_dict([[state, state]])
+            before = repr(optimizer.compression_state_dict())
+            for into in (optimizer, wrap(Bag(), COMPRESSIONS[name]())):
+                theirs = {"step": 1, "error": None, "errors": {}, "qs": {}}
+                for told in ({"compression": "int8(block=32)"}, {"compression": "FP16Compressor"}, {}):
+                    with pytest.raises(hvd.InvalidArgumentError, match=r"the compressor's state is of .*, and this"):
+                        into.load_compression_state_dict([[theirs | told]])
+            assert repr(optimizer.compression_state_dict()) == before
+            wrap(Bag(), hvd.Compression.fp16).load_compression_state_dict([[]])
 
 
 def test_error_feedback_loses_nothing(run_ranks: Callable[..., Any]) -> None:
