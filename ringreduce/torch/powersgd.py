@@ -136,7 +136,7 @@ class PowerSGDExchange:
         own = {}
         finite = {at: bool(p.isfinite().all()) for at, p in self._ps.items()}  # the same on all ranks
         for at, p in self._ps.items():
-            with _one_thread(p.device):
+            with one_thread(p.device):
                 self._ps[at] = torch.linalg.qr(p).Q.contiguous() if finite[at] else p
             own[at] = self._matrices[at].t() @ self._ps[at]
         qs = {at: q.clone(memory_format=torch.contiguous_format) for at, q in own.items()}
@@ -152,7 +152,7 @@ class PowerSGDExchange:
             else:  # an infinity or a NaN reaches the result, for whoever looks for it there, and nothing else
                 self.qs.pop(at, None)
             gradient = self._gradients[at]
-            with _one_thread(q.device):
+            with one_thread(q.device):
                 product = self._ps[at] @ q.t()
             gradient.copy_(product.view(gradient.shape))  # which the matrix may be a view of
 
@@ -205,7 +205,7 @@ _threads = threading.Lock()
 
 
 @contextmanager
-def _one_thread(device: torch.device) -> Iterator[None]:
+def one_thread(device: torch.device) -> Iterator[None]:
     """Within it torch computes with one thread on the CPU. It costs less than a microsecond.
 
     The number is the process's for threads that compute for the first time. One at a time: another one would take 1 for

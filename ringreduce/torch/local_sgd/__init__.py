@@ -16,7 +16,7 @@ from ringreduce.job.collective_json import allgather_json
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 from ringreduce.torch.compression import Compression
 from ringreduce.torch.gradient_reduction import instance_of
-from ringreduce.torch.local_sgd.mixin import LocalSGDMixin, Schedule
+from ringreduce.torch.local_sgd.mixin import LocalSGDMixin, Schedule, split
 from ringreduce.torch.local_sgd.outer import ElasticAveraging, Outer, diloco, slowmo
 from ringreduce.torch.optimizer.mixins import check_optimizer, with_mixin
 from ringreduce.torch.tracing import BLOCKS, untraced
@@ -78,7 +78,7 @@ def LocalSGD(
     compression = compression or Compression.none
     check_compression(compression)
     schedule = Schedule(every, warmup, fragments, overlap, mix, instance_of(compression))
-    arguments = schedule.arguments(_described_outer(outer))
+    arguments = schedule.arguments(_described_outer(outer, split(parameters, fragments)))
     _made += 1
     if process_set.included() and len(process_set.ranks) > 1:
         _made = _agree(process_set, [_made, arguments, [[list(p.shape), str(p.dtype)] for p in parameters]])
@@ -117,11 +117,25 @@ def _check(
         raise InvalidArgumentError("LocalSGD: LBFGS takes several gradients a step, and has no warmup")
 
 
-def _described_outer(outer: Outer | None) -> str:
-    """What an outer optimizer is, for ranks and saved states to be compared. Raises InvalidArgumentError where it is none."""
+def _described_outer(outer: Outer | None, parts: list[list[torch.nn.Parameter]]) -> str:
+    """What an outer optimizer of these fragments is, for ranks and saved states to be compared.
+
+    Raises InvalidArgumentError where it is none.
+    """
     if outer is None:
         return ""
-    made = outer([torch.nn.Parameter(torch.zeros(1, device="cpu"))]) if callable(outer) else outer
+    # Of parameters as those that it will get: Muon, for one, takes matrices alone.
+    return "; ".join(sorted({_described_outer_of(outer, part) for part in parts}))
+
+
+def _described_outer_of(outer: Outer, part: list[torch.nn.Parameter]) -> str:
+    try:
+        made = outer([torch.nn.Parameter(torch.zeros_like(p.detach())) for p in part]) if callable(outer) else outer
+    except Exception as error:
+        raise InvalidArgumentError(
+            f"LocalSGD: outer raised {type(error).__name__} ({error}) for parameters of the shapes "
+            f"{[list(p.shape) for p in part]}: give one that takes them"
+        ) from error
     if not callable(outer) or not isinstance(made, torch.optim.Optimizer):
         raise InvalidArgumentError(
             "LocalSGD: outer is a function from parameters to a torch optimizer, such as hvd.diloco() or "

@@ -14,6 +14,7 @@ from ringreduce.torch.compression import NoneCompressor, way_for
 from ringreduce.torch.functions import broadcast_parameters
 from ringreduce.torch.gradient_reduction import Channel
 from ringreduce.torch.local_sgd.outer import ElasticAveraging, Outer
+from ringreduce.torch.powersgd import one_thread
 
 
 class Fragment:
@@ -132,7 +133,9 @@ class Fragment:
         assert self._outer is not None
         for m, change in zip(self._common, self._sent, strict=True):
             m.grad = change
-        self._outer.step()
+        # Products, norms and sums of bfloat16 depend on the number of threads, and ranks may have other numbers.
+        with one_thread(torch.device("cpu")):
+            self._outer.step()
         for m in self._common:
             m.grad = None
 

@@ -80,7 +80,7 @@ class LocalSGDMixin(torch.optim.Optimizer):
         if process_set.included():
             self._fragments = [
                 Fragment(f"{name}.{number}", part, outer, schedule.mix, schedule.compression, process_set)
-                for number, part in enumerate(_parts(parameters, schedule.fragments))
+                for number, part in enumerate(split(parameters, schedule.fragments))
             ]
 
     @property
@@ -333,7 +333,7 @@ class LocalSGDMixin(torch.optim.Optimizer):
         raise InvalidArgumentError("a LocalSGD cannot be copied or pickled: save and load optimizer.state_dict()")
 
 
-def _parts(parameters: list[torch.nn.Parameter], count: int) -> list[list[torch.nn.Parameter]]:
+def split(parameters: list[torch.nn.Parameter], count: int) -> list[list[torch.nn.Parameter]]:
     """So many parts, in order, none of them empty, of about as many elements each."""
     parts: list[list[torch.nn.Parameter]] = []
     left = list(parameters)

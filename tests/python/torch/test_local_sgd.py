@@ -15,7 +15,7 @@ from ranks import run_ranks, start_ranks
 torch = pytest.importorskip("torch")
 
 import ringreduce.torch as hvd  # noqa: E402  # after the check that torch is there
-from ringreduce.torch.local_sgd.mixin import Schedule, _parts  # noqa: E402
+from ringreduce.torch.local_sgd.mixin import Schedule, split  # noqa: E402
 
 SHAPES = ((4, 3), (5,), (2, 2), (7,))
 LR = 0.05
@@ -53,7 +53,7 @@ class Twin:
         self.u: list[Any] = [None] * len(SHAPES)
         self.sent: dict[int, tuple[int, Any]] = {}
         parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
-        parts = _parts(parameters, self.a["fragments"])
+        parts = split(parameters, self.a["fragments"])
         self.fragment_of = [next(f for f, part in enumerate(parts) if any(p is q for q in part)) for p in parameters]
 
     def step(self, step: int) -> None:
@@ -103,9 +103,17 @@ def made(arguments: dict[str, Any], dtype: Any = torch.float64, **more: Any) -> 
     arguments = dict(arguments)
     if outer := arguments.get("outer"):
         kind, *numbers = outer
-        factory = {"diloco": hvd.diloco, "slowmo": hvd.slowmo, "elastic": hvd.ElasticAveraging}.get(kind)
+        factories: dict[str, Any] = {"diloco": hvd.diloco, "slowmo": hvd.slowmo, "elastic": hvd.ElasticAveraging}
+        factory = (factories | {"refuses": lambda: refuse_vectors}).get(kind)
         arguments["outer"] = factory(*numbers) if factory else getattr(torch.optim, kind)
     return parameters, hvd.LocalSGD(torch.optim.SGD(parameters, lr=LR, momentum=0.5), **arguments, **more)
+
+
+def refuse_vectors(parameters: list[Any]) -> Any:
+    """An outer optimizer that takes matrices alone, as Muon does."""
+    if any(p.dim() != 2 for p in parameters):
+        raise ValueError("of vectors")
+    return torch.optim.SGD(parameters, 0.1)
 
 
 def give_gradients(parameters: list[Any], rank: int, step: int) -> None:
@@ -622,6 +630,31 @@ def test_a_state_that_one_rank_has_loaded_is_an_error_on_all() -> None:
             assert "load_state_dict() on all ranks" in str(outcome.error)
 
 
+def stepped_by_muon() -> tuple[bool, bool]:
+    """Ranks with other numbers of threads: the same after synchronize(), and whether the number is left as it was."""
+    with hvd.init() as world:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1 + 2 * world.rank)
+        matrix = torch.nn.Parameter(torch.zeros(384, 300))
+        optimizer = hvd.LocalSGD(
+            torch.optim.SGD([matrix], 0.1), every=2, outer=lambda ps: torch.optim.Muon(ps, lr=0.02)
+        )
+        generator = torch.Generator().manual_seed(5 + world.rank)
+        for _ in range(4):
+            matrix.grad = torch.randn(384, 300, generator=generator)
+            optimizer.step()
+        optimizer.synchronize()
+        is_left = torch.get_num_threads() == 1 + 2 * world.rank
+        torch.set_num_threads(before)
+        rows = hvd.allgather(matrix.detach()[None])
+        return torch.equal(rows[0], rows[1]), is_left
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
+def test_outer_steps_have_the_same_bits_with_other_numbers_of_threads() -> None:
+    assert run_ranks(stepped_by_muon, 2) == [(True, True)] * 2
+
+
 def broadcast_under_way() -> tuple[list[str], float, float]:
     """While an averaging of two parts is under way: what of the state has come, and what the averaging gives then."""
     with hvd.init() as world:
@@ -678,6 +711,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "mix is 0 or more, and less than 1": {"every": 2, "mix": 1.0},
     "is or gives a float": {"every": 2, "outer": 0.7},
     "is or gives a function": {"every": 2, "outer": hvd.diloco},
+    "outer raised ValueError (of vectors)": {"every": 2, "outer": ("refuses",)},
     "leave mix out": {"every": 2, "outer": ("elastic", 0.5), "mix": 0.5},
 }
 
@@ -801,7 +835,7 @@ def test_fragments_are_spread_over_the_period() -> None:
     assert begins == {3: [0], 6: [1], 10: [2], 13: [0], 16: [1], 20: [2]}
     parameters = [torch.nn.Parameter(torch.zeros(n)) for n in (100, 1, 1, 1, 100, 1)]
     for count in range(1, 7):
-        parts = _parts(parameters, count)
+        parts = split(parameters, count)
         assert len(parts) == count
         assert all(parts)
         assert [p for part in parts for p in part] == parameters
