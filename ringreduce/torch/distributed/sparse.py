@@ -25,7 +25,7 @@ class Coordinates:
             have different numbers of nonzeros.
 
     Raises:
-        InvalidArgumentError: another operation than SUM, AVG and PREMUL_SUM.
+        InvalidArgumentError: another operation than SUM, AVG and PREMUL_SUM; of bool, one that divides or multiplies.
     """
 
     def __init__(self, tensor: torch.Tensor, reduction: Reduction) -> None:
@@ -33,6 +33,10 @@ class Coordinates:
             raise InvalidArgumentError(
                 f"sparse tensors can be reduced with {', '.join(LINEAR)}, not {reduction.name}; use tensor.to_dense()"
             )
+        # The core, which refuses these of dense tensors, only gathers here.
+        if tensor.dtype is torch.bool and (reduction.name == "AVG" or reduction.factor != 1.0):
+            what = "average" if reduction.name == "AVG" else f"the factor {reduction.factor:g} of PREMUL_SUM"
+            raise InvalidArgumentError(f"{what} has no meaning for bool; use SUM, which is logical or")
         if not tensor.is_cpu and not (tensor.is_cuda and cuda.BUILT):
             raise InvalidArgumentError(f"a sparse tensor in {tensor.device.type} memory; use tensor.cpu()")
         self._tensor = tensor  # not detached: a copy_ gives a sparse tensor new indices, which only it itself sees

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import oracle
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -155,6 +156,12 @@ def odd_reductions(rank: int, size: int) -> None:
         dist.all_reduce(average, dist.ReduceOp.AVG)
         assert average.dtype is dtype
         assert average.to_dense().tolist() == [0, number, 0]
+    truth = torch.sparse_coo_tensor([[0, 1]], torch.tensor([True, rank == 0]), (3,), check_invariants=True)
+    for op, what in ((dist.ReduceOp.AVG, "average"), (dist._make_nccl_premul_sum(0.5), "the factor 0.5")):
+        with pytest.raises(ValueError, match=f"{what}.* has no meaning for bool"):
+            dist.all_reduce(truth, op)
+    dist.all_reduce(truth)
+    assert truth.to_dense().tolist() == [True, True, False]
 
 
 def merged_on_a_device(rank: int, size: int) -> None:
