@@ -83,6 +83,7 @@ def detect(
         return _named(_from_arguments(rank, size, environ), job, environ)
     launcher = _launcher(environ)
     if launcher is None:
+        _check_alone(environ)
         return Placement(0, 1, 0, 1, 0, 1, "single", "")
     place = _named(_read(launcher, environ), job, environ)
     if not network and spans_hosts(place):
@@ -190,6 +191,17 @@ def _launcher(environ: Environ) -> Launcher | None:
     if found and found[0].source == "ringrun":
         _check_nothing_within(found[0], found[1:], environ)
     return found[0] if found else None
+
+
+def _check_alone(environ: Environ) -> None:
+    """That nothing speaks of other ranks to a process that has no rank: each of them would train by itself."""
+    for prefix in ("RINGREDUCE_", "HOROVOD_"):
+        name = prefix + "SIZE"
+        if name in environ and _integer(name, environ) != 1:
+            raise InvalidArgumentError(
+                f"{name}={environ[name]} says how many ranks there are, but {prefix}RANK is not set, so this process "
+                f"would be alone: set both, start the ranks by ringrun, or unset {name} where it is to be alone"
+            )
 
 
 def _check_nothing_within(ringrun: Launcher, others: list[Launcher], environ: Environ) -> None:
