@@ -68,6 +68,8 @@ STALE_S = 5.0
 """How long a rank that is told where an earlier rank 0 has listened gives the present one to tell something else."""
 LATE_S = 3.0
 """How long rank 0 goes on telling late ranks why a meeting has failed."""
+LATE_AFTER_LOSS_S = 0.5
+"""The same where a rank is lost or time has run out: rank 0's own error is to be seen before a launcher ends rank 0."""
 COME_AGAIN = {"come again": True}
 """An answer: rank 0 still tells others why an earlier init() has failed, and is not at this one yet."""
 LAST_ANSWER_S = 2.0

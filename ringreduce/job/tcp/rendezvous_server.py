@@ -34,6 +34,7 @@ from ringreduce.job.tcp.rendezvous import (
     CHALLENGE_NBYTES,
     COME_AGAIN,
     HELLO_NBYTES,
+    LATE_AFTER_LOSS_S,
     LATE_S,
     LENGTH,
     MAC_NBYTES,
@@ -189,19 +190,20 @@ class _Server:
             reason = error if isinstance(error, Error) else HorovodInternalError(f"{self._meeting.me()}: {error!r}")
             content = {"error": str(reason), "kind": type(reason).__name__}
             self._send(content, self._callers.values())
-            self._tell_late_ones(content)
+            is_loss = isinstance(reason, (PeerLostError, TimeoutError))
+            self._tell_late_ones(content, LATE_AFTER_LOSS_S if is_loss else LATE_S)
         for caller in self._callers.values():
             caller.connection.close()
         self._listener.close()
         self._selector.close()
 
-    def _tell_late_ones(self, content: dict[str, Any]) -> None:
-        """Ranks that are still on their way get the error too, of those that come within LATE_S: else each would look
+    def _tell_late_ones(self, content: dict[str, Any], late_s: float) -> None:
+        """Ranks that are still on their way get the error too, of those that come within late_s: else each would look
         for rank 0 until its own deadline. One that has had it, and is at its next init(), is to come again.
 
         Nobody is waited for where this rank's time is over, or the deadline's check raises: the others' does as well.
         """
-        late = Deadline(LATE_S)
+        late = Deadline(late_s)
         while True:
             for caller in self._callers.values():
                 if caller.is_told and caller.connection in self._selector.get_map():

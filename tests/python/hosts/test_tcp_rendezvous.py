@@ -815,7 +815,7 @@ def test_a_rank_that_comes_after_another_is_lost_is_told_so(monkeypatch: pytest.
         is_lost.set()
         lost(*words)
 
-    monkeypatch.setattr(tcp_rendezvous_server, "LATE_S", HANG_S)
+    monkeypatch.setattr(tcp_rendezvous_server, "LATE_AFTER_LOSS_S", HANG_S)
     monkeypatch.setattr(tcp_rendezvous_server._Server, "_tell_late_ones", tells)
     with ThreadPoolExecutor(1) as pool:
         rank_0 = pool.submit(meet, TcpMeeting("127.0.0.1", port, SECRET, 0, 3, 1), Deadline(SOON_S), gate)
