@@ -57,6 +57,8 @@ class Fragment:
         self._work: Any = None
         self.due: int | None = None
         """In which step an averaging that has begun is to be used; None: none has."""
+        self.applied = 0
+        """How many have been used."""
 
     def start(self) -> None:
         """Takes this rank's parameters as what all ranks have; share() makes it so where they are not."""
@@ -119,6 +121,7 @@ class Fragment:
                 elif way != 0:
                     parameter.lerp_(target, way)
         self.due, self._sent = None, []
+        self.applied += 1
 
     def reset(self) -> None:
         """Leaves an averaging that has begun unused, and forgets what compression has left out."""
@@ -126,7 +129,7 @@ class Fragment:
             self._exchange.wait()  # no second part, which after a join() other ranks need not take
             self._work.wait()
             self._work = None
-        self.due, self._sent, self._common, self._outer = None, [], [], None
+        self.due, self._sent, self._common, self._outer, self.applied = None, [], [], None, 0
         self._exchange = gradient_reduction.make(*self._way)
 
     def _step_outer(self) -> None:
@@ -142,7 +145,8 @@ class Fragment:
     def state_dict(self, is_lost: bool = False) -> dict[str, Any]:
         """What this rank needs to go on. Waits for an averaging that has begun; is_lost: without one, as it never ends.
 
-        Nothing of an averaging has been applied before all of it is there, so the state without it is whole.
+        Nothing of an averaging has been applied before all of it is there, so the state without it is whole; but one
+        rank may have applied the averaging in which another one has lost a peer.
         """
         if not is_lost:
             self.arrive()
@@ -150,6 +154,7 @@ class Fragment:
             "common": [m.detach().clone() for m in self._common],
             "outer": self._outer.state_dict() if self._outer is not None else None,
             "exchange": self._exchange.state_dict(),
+            "applied": self.applied,
             "due": None if is_lost else self.due,
             "averages": [] if is_lost else [tensor.clone() for tensor in self._sent],
         }
@@ -171,6 +176,6 @@ class Fragment:
         if self._outer is not None:
             self._outer.load_state_dict(state["outer"])
         self._exchange.load_state_dict(state["exchange"])
-        self.due = state["due"]
+        self.due, self.applied = state["due"], state["applied"]
         parameters = self._parameters if state["averages"] else []
         self._sent = [saved.to(p.device, copy=True) for saved, p in zip(state["averages"], parameters, strict=True)]

@@ -180,15 +180,17 @@ class LocalSGDMixin(torch.optim.Optimizer):
         """Before the first step, of a training or after a state was loaded: whether all ranks begin with the same."""
         if self._is_compared or len(self._process_set.ranks) == 1:
             return
-        mine = [self._steps, self._has_started, [fragment.due for fragment in self._fragments]]
+        each = [[fragment.due, fragment.applied] for fragment in self._fragments]
+        mine = [self._steps, self._has_started, each]
         if has_nobody_joined(self._process_set.group, f"{self._name}.start"):
             states = allgather_json(self._process_set.group, f"{self._name}.state", mine)
             for rank, theirs in zip(self._process_set.ranks, states, strict=True):
                 if theirs != states[0]:
                     raise MismatchError(
-                        f"LocalSGD: rank {self._process_set.ranks[0]} goes on from [steps, averages, due] {states[0]}, "
-                        f"and rank {rank} from {theirs}: load_state_dict() on all ranks, of states that were saved in "
-                        "the same step; hvd.broadcast_optimizer_state() does not send LocalSGD's part"
+                        f"LocalSGD: rank {self._process_set.ranks[0]} goes on from [steps, averages, [due, averaged]] "
+                        f"{states[0]}, and rank {rank} from {theirs}: load_state_dict() on all ranks, of states that "
+                        "were saved in the same step, or, after a failure, of the state of one rank; "
+                        "hvd.broadcast_optimizer_state() does not send LocalSGD's part"
                     )
         named = [(f"parameter {number}", p) for number, p in enumerate(self._averaged)]
         # Between averagings ranks have parameters of their own.

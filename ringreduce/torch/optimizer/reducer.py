@@ -80,6 +80,9 @@ class Reducer:
         self._prefix = self._agree(self._groups())
         self._buckets: list[Bucket] = []
         self._loaded: list[dict[str, Any]] = []
+        self._described = gradient_reduction.described(
+            settings.compression
+        )  # once: a compressor may count what it does
         self._launched = 0
         # Autograd has a thread for each GPU, and runs the CPU's nodes in the caller's.
         self._launching = threading.Lock()
@@ -119,8 +122,7 @@ class Reducer:
         """What they remember, and of which compression; before the first synchronize(), what was loaded."""
         if not self._buckets:
             return self._loaded
-        compression = gradient_reduction.described(self._settings.compression)
-        return [one.state_dict() | {"compression": compression} for one in self.exchanges]
+        return [{"compression": self._described, "exchange": one.state_dict()} for one in self.exchanges]
 
     def load_exchanges(self, state: list[dict[str, Any]]) -> None:
         """Has the exchanges go on from what they remembered; once there are buckets, if there are none yet.
@@ -128,12 +130,12 @@ class Reducer:
         Raises InvalidArgumentError, before any has loaded its part, for a state of another compression, or of another
         number of buckets.
         """
-        mine = gradient_reduction.described(self._settings.compression)
-        other = [theirs for one in state if (theirs := one.get("compression", "one that it does not name")) != mine]
-        if other:
+        told = [one.get("compression", "one that it does not name") for one in state]
+        if any(theirs != self._described for theirs in told):
             raise InvalidArgumentError(
-                f"the compressor's state is of {other[0]}, and this optimizer has {mine}: make it with the compression "
-                "of the state, or leave the state out, and the last step's remainder is lost"
+                f"the compressor's state is of {', '.join(sorted(set(told)))}, and this optimizer has "
+                f"{self._described}: make it with the compression of the state, or leave the state out, and the last "
+                "step's remainder is lost"
             )
         self._loaded = state if not self._buckets else []
         if not self._buckets or not state:
@@ -143,7 +145,7 @@ class Reducer:
                 f"the compressor's state is of {len(state)} buckets, and there are {len(self.exchanges)}"
             )
         for one, theirs in zip(self.exchanges, state, strict=True):
-            one.load_state_dict(theirs)
+            one.load_state_dict(theirs["exchange"])
 
     def set_passes(self, passes: int) -> None:
         """Expects so many gradients of each parameter in a round, from the next round on."""

@@ -309,7 +309,7 @@ def torch_over_wires() -> dict[str, Any]:
         applied += model.weight.grad
         given += sum(gradients)
     (state,) = optimizer.compression_state_dict()[0]
-    left = hvd.allreduce(state["error"][:30_000], op=hvd.Sum).view(100, 300)
+    left = hvd.allreduce(state["exchange"]["error"][:30_000], op=hvd.Sum).view(100, 300)
     seen["lost"] = (applied + left - given).abs().max().item()
     seen["left"] = left.abs().max().item()
     seen["rounding"] = 8 * STEP * sum(gradient.abs().max().item() for gradient in gradients)

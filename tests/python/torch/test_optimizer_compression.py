@@ -111,7 +111,7 @@ def check_values() -> None:
             exact = [sum(gs) / world.size for gs in zip(*given, strict=True)]
             for at in (2, 3) if step else (0, 1, 2, 3):
                 assert torch.allclose(results[at], exact[at], rtol=1e-5, atol=1e-6)
-            state = optimizer.compression_state_dict()[0][0]
+            state = optimizer.compression_state_dict()[0][0]["exchange"]
             if step == 0:
                 q = np.random.default_rng(0).normal(size=(40, 3))
                 continue
@@ -155,17 +155,17 @@ def feed_back() -> None:
                     assert not any(result.isfinite().all() for result in reduced(model, optimizer, broken))
                     after = optimizer.compression_state_dict()
                     if name == "powersgd":
-                        for at, error in kept[0][0]["errors"].items():
-                            assert torch.equal(after[0][0]["errors"][at], error)
+                        for at, error in kept[0][0]["exchange"]["errors"].items():
+                            assert torch.equal(after[0][0]["exchange"]["errors"][at], error)
                     else:
-                        assert after[0][0]["error"].isfinite().all()
+                        assert after[0][0]["exchange"]["error"].isfinite().all()
                         optimizer.load_compression_state_dict(kept)
                 results = reduced(model, optimizer, gradients(world.rank, step))
                 for total, result in zip(sent, results, strict=True):
                     total += result
                 for total, grad in zip(given, gradients(world.rank, step), strict=True):
                     total += hvd.allreduce(grad)
-            state = optimizer.compression_state_dict()[0][0]
+            state = optimizer.compression_state_dict()[0][0]["exchange"]
             left = [torch.zeros_like(parameter) for parameter in model.parameters()]
             if name == "int8":
                 start = 0
@@ -180,10 +180,10 @@ def feed_back() -> None:
                 assert torch.allclose(total + hvd.allreduce(mine.contiguous()), whole, rtol=1e-4, atol=1e-4)
             assert hvd.allreduce(left[0].abs().sum()) > 1.0
             with pytest.raises(hvd.InvalidArgumentError, match="the compressor's state is of 2 buckets"):
-                optimizer.load_compression_state_dict([[state, state]])
+                optimizer.load_compression_state_dict([optimizer.compression_state_dict()[0] * 2])
             before = repr(optimizer.compression_state_dict())
             for into in (optimizer, wrap(Bag(), COMPRESSIONS[name]())):
-                theirs = {"step": 1, "error": None, "errors": {}, "qs": {}}
+                theirs = {"exchange": {"step": 1, "error": None, "errors": {}, "qs": {}}}
                 for told in ({"compression": "int8(block=32)"}, {"compression": "FP16Compressor"}, {}):
                     with pytest.raises(hvd.InvalidArgumentError, match=r"the compressor's state is of .*, and this"):
                         into.load_compression_state_dict([[theirs | told]])
@@ -216,13 +216,13 @@ def join_after_other_numbers_of_steps() -> None:
                     result = reduced(model, optimizer, gradients(world.rank, step))[0]
                     exact = sum(gradients(r, step)[0] for r in ranks) / world.size
                     assert torch.allclose(result, exact, rtol=1e-5, atol=1e-6) == (step == 0)
-                    kept = optimizer.compression_state_dict()[0][0]
+                    kept = optimizer.compression_state_dict()[0][0]["exchange"]
                     assert step > 0 or repr(kept["errors"]) == errors
                     assert hvd.allgather_object(kept["step"]) == [6 + step] * world.size
                 hvd.join()
                 if epoch == 1:  # a state that was saved before the ranks have agreed
                     saved = copy.deepcopy(optimizer.compression_state_dict())
-                    kept = saved[0][0]
+                    kept = saved[0][0]["exchange"]
                     assert hvd.allgather_object(kept["step"]) == [4, 4, 5]
                     assert sorted(kept["errors"]) == ([2, 3] if start_step == 0 or world.rank != 1 else [])
                     model = Bag()
@@ -266,7 +266,9 @@ def join_between_the_parts_of_a_reduction(joins_alone: bool) -> str:
             optimizer.step()
             for parameter, wanted in zip(model.parameters(), exact, strict=True):
                 assert torch.allclose(parameter.grad, wanted, rtol=1e-5, atol=1e-6)
-        assert optimizer.compression_state_dict()[0][0]["step"] >= 4  # two before the error, and two after it
+        assert (
+            optimizer.compression_state_dict()[0][0]["exchange"]["step"] >= 4
+        )  # two before the error, and two after it
         return str(caught.value)
 
 
@@ -296,7 +298,7 @@ def step_with_other_numbers_of_threads() -> None:
                     weight * torch.randn(shape, generator=torch.Generator().manual_seed(7 * step + world.rank))
                 ).sum().backward()
                 optimizer.step()
-            assert optimizer.compression_state_dict()[0][0]["qs"]
+            assert optimizer.compression_state_dict()[0][0]["exchange"]["qs"]
             digests = hvd.allgather_object(weight.detach().numpy().tobytes())
             assert digests[0] == digests[1], shape
             assert torch.get_num_threads() == threads[world.rank]
