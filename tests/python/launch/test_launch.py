@@ -516,11 +516,27 @@ def test_a_second_signal_kills() -> None:
         assert process.wait(SOON_S) == 137
 
 
+SAVES = """
+import signal, sys
+
+def save(*_):
+    print("caught", flush=True)
+    sys.stdin.readline()
+    print("saved", flush=True)
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+signal.signal(signal.SIGINT, save)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
 def test_signals_that_come_together_leave_ranks_time_to_save_their_work() -> None:
     """As from `timeout`, and from a wrapper that ends its child at a Ctrl-C which the child has got too."""
-    script = "trap 'echo caught; read line; echo saved; exit 0' TERM INT; echo ready; while :; do sleep 0.05; done"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    command = [*RINGRUN, "-np", "1", "sh", "-c", script]
+    command = [*RINGRUN, "-np", "1", sys.executable, "-c", SAVES]
     with subprocess.Popen(command, env=clean_environment(), text=True, **pipes) as process:
         try:
             assert lines(process, 1) == ["ready"]
