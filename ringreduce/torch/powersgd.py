@@ -18,9 +18,7 @@ NeurIPS 2019, arXiv:1905.13727.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,6 +27,7 @@ from ringreduce._core import Work
 from ringreduce.collectives.ops import Average, Max, Sum
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.torch.gradient_reduction import Channel, Stateful
+from ringreduce.torch.one_thread import one_thread
 
 
 class PowerSGD(Stateful):
@@ -199,25 +198,3 @@ def _joined_between() -> MismatchError:
         "in one and not in the other, and the result is not used: call join() after optimizer.step(), not between "
         "backward() and step(); with LocalSGD, where an averaging lasts some steps, take overlap=0"
     )
-
-
-_threads = threading.Lock()
-
-
-@contextmanager
-def one_thread(device: torch.device) -> Iterator[None]:
-    """Within it torch computes with one thread on the CPU. It costs less than a microsecond.
-
-    The number is the process's for threads that compute for the first time. One at a time: another one would take 1 for
-    the number that was there before.
-    """
-    if device.type != "cpu":
-        yield
-        return
-    with _threads:
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)

@@ -14,7 +14,7 @@ from ringreduce.torch.compression import NoneCompressor, way_for
 from ringreduce.torch.functions import broadcast_parameters
 from ringreduce.torch.gradient_reduction import Channel
 from ringreduce.torch.local_sgd.outer import ElasticAveraging, Outer
-from ringreduce.torch.powersgd import one_thread
+from ringreduce.torch.one_thread import one_thread
 
 
 class Fragment:

@@ -80,9 +80,8 @@ class Reducer:
         self._prefix = self._agree(self._groups())
         self._buckets: list[Bucket] = []
         self._loaded: list[dict[str, Any]] = []
-        self._described = gradient_reduction.described(
-            settings.compression
-        )  # once: a compressor may count what it does
+        # Once: a compressor may count what it does.
+        self._described = gradient_reduction.described(settings.compression)
         self._launched = 0
         # Autograd has a thread for each GPU, and runs the CPU's nodes in the caller's.
         self._launching = threading.Lock()

@@ -111,7 +111,8 @@ MAY_IMPORT = {
         "torch/tensors",
         "torch/submission",
     },
-    "torch/powersgd": {"_core", "errors", "collectives", "torch/gradient_reduction"},
+    "torch/one_thread": set(),
+    "torch/powersgd": {"_core", "errors", "collectives", "torch/gradient_reduction", "torch/one_thread"},
     "torch/quantization": {
         "_core",
         "errors",
@@ -134,7 +135,7 @@ MAY_IMPORT["torch/sync_batch_norm"] = BELOW_FRAMEWORKS | _TENSORS
 MAY_IMPORT["torch/functions"] = BELOW_FRAMEWORKS | _TENSORS | {"torch/collectives"}
 MAY_IMPORT["torch/mpi_ops"] = BELOW_FRAMEWORKS | _TENSORS | {"torch/collectives", "torch/compression"}
 MAY_IMPORT["torch/optimizer"] = MAY_IMPORT["torch/mpi_ops"] | {"torch/functions"}
-MAY_IMPORT["torch/local_sgd"] = MAY_IMPORT["torch/optimizer"] | {"torch/optimizer", "torch/powersgd"}
+MAY_IMPORT["torch/local_sgd"] = MAY_IMPORT["torch/optimizer"] | {"torch/optimizer", "torch/one_thread"}
 MAY_IMPORT["torch/elastic"] = BELOW_FRAMEWORKS | {"torch/mpi_ops"}
 MAY_IMPORT["torch/distributed"] = BELOW_FRAMEWORKS | {"job/failure", "plan"}
 MAY_IMPORT["torch/distributed"] |= {"torch/profiling", "torch/cuda", "torch/tensors"}

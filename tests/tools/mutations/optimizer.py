@@ -41,7 +41,7 @@ ROWS = (
     ),
     Mutation(
         "powersgd-threads",
-        "ringreduce/torch/powersgd.py",
+        "ringreduce/torch/one_thread.py",
         "        torch.set_num_threads(1)\n",
         "",
         ("test_optimizer_compression.py::test_powersgd_has_the_same_bits_with_other_numbers_of_threads",),
