@@ -1,31 +1,10 @@
 // The link between the leaders of two hosts breaks, and every other connection stays: all hosts hear of it.
 #include "doctest/doctest.h"
+#include "support/breakable_link.h"
 #include "support/loopback_links.h"
 
 namespace rr::test {
 namespace {
-
-// A link that throws from some time on.
-class BreakableLink final : public Link {
- public:
-  BreakableLink(std::unique_ptr<Link> link, const std::atomic<bool>& is_broken)
-      : link_(std::move(link)), is_broken_(is_broken) {}
-
-  size_t push(const void* src, size_t nbytes) override { return unless_broken().push(src, nbytes); }
-  size_t pull(void* dst, size_t nbytes) override { return unless_broken().pull(dst, nbytes); }
-  size_t fold(void* dst, size_t nbytes, const Reduction& reduction, const Kernels& kernels) override {
-    return unless_broken().fold(dst, nbytes, reduction, kernels);
-  }
-
- private:
-  Link& unless_broken() const {
-    if (is_broken_) throw PeerLostError("the test has broken this link");
-    return *link_;
-  }
-
-  std::unique_ptr<Link> link_;
-  const std::atomic<bool>& is_broken_;
-};
 
 // Four hosts of one rank. The links that carry control between ranks 0 and 1 break when is_broken says so.
 void run_breakable(const std::atomic<bool>& is_broken, const std::function<void(Rank&)>& body) {

@@ -5,6 +5,7 @@
 
 #include "doctest/doctest.h"
 #include "negotiation/segment/failure.h"
+#include "support/breakable_link.h"
 #include "support/child.h"
 #include "support/loopback_links.h"
 
@@ -148,12 +149,12 @@ TEST_CASE("a leader leaves all its groups before it waits for the other leaders,
       16));
 }
 
-// A broadcast of `data`, or a scatter of it to `mine`, by the log.
-OperationPtr start_from(Rank& rank, Kind kind, int root, Floats& data, Floats& mine) {
-  Request request = request_of(kind, root);
-  if (kind == Kind::kBroadcast || rank.rank == root) request.srcs = {view(data, DType::kFloat32)};
+// Of the root's data to each rank's `mine`, by the log.
+OperationPtr start_scatter(Rank& rank, int root, Floats& data, Floats& mine) {
+  Request request = request_of(Kind::kScatter, root);
+  if (rank.rank == root) request.srcs = {view(data, DType::kFloat32)};
   request.dsts = {view(mine, DType::kFloat32)};
-  const std::string name = "from root";
+  const std::string name = "scatter";
   request.name = &name;
   return rank.world.submit(request, nullptr);
 }
@@ -200,7 +201,7 @@ TEST_CASE("leaving: what a leader takes up meanwhile comes into the log of its h
     Floats data(3000, 7.0f);
     Floats mine(1000);
     if (rank.rank == 0) wait_for([&] { return has_left(rank.world.control().line(1)); });
-    const OperationPtr scatter = start_from(rank, Kind::kScatter, 0, data, mine);
+    const OperationPtr scatter = start_scatter(rank, 0, data, mine);
     if (rank.rank == 1) {
       leaving = &rank.world.control().line(1);
       return rank.context.shutdown();
@@ -226,7 +227,7 @@ TEST_CASE("leaving: what the first host's leader has not told the other hosts en
     Floats mine(1000);
     if (rank.rank == 0) look_around(rank);
     if (rank.rank == 1) wait_for([&] { return is_gone.load(); });
-    const OperationPtr scatter = start_from(rank, Kind::kScatter, 2, data, mine);
+    const OperationPtr scatter = start_scatter(rank, 2, data, mine);
     if (rank.rank == 0) {
       rank.context.shutdown();
       is_gone = true;
@@ -239,30 +240,13 @@ TEST_CASE("leaving: what the first host's leader has not told the other hosts en
   }));
 }
 
-// Ends what this rank hears of another one, as the kernel does where a process is killed.
-class CutLink final : public Link {
- public:
-  CutLink(std::unique_ptr<Link> link, std::atomic<bool>& is_cut) : link_(std::move(link)), is_cut_(is_cut) {}
-  size_t push(const void* src, size_t nbytes) override { return is_cut_.load() ? nbytes : link_->push(src, nbytes); }
-  size_t pull(void* dst, size_t nbytes) override { return is_cut_.load() ? lost() : link_->pull(dst, nbytes); }
-  size_t fold(void* dst, size_t nbytes, const Reduction& reduction, const Kernels& kernels) override {
-    return is_cut_.load() ? lost() : link_->fold(dst, nbytes, reduction, kernels);
-  }
-  bool has_ended() const override { return is_cut_.load(); }
-
- private:
-  static size_t lost() { throw PeerLostError("lost rank 1: the test has cut the link"); }
-  std::unique_ptr<Link> link_;
-  std::atomic<bool>& is_cut_;
-};
-
 TEST_CASE("leaving: a leader that is killed before it has closed passes nothing on any more") {
   const Environment environment{{"RINGREDUCE_TIMEOUT", "20"}};
   std::atomic<bool> is_cut{false};
   std::atomic<bool> is_over{false};
   const Wrap wrap = [&](std::unique_ptr<Link> end, int rank, int peer, int channel) -> std::unique_ptr<Link> {
     if (rank != 0 || peer != 1 || channel != control_channel_of(0)) return end;
-    return std::make_unique<CutLink>(std::move(end), is_cut);
+    return std::make_unique<BreakableLink>(std::move(end), is_cut);
   };
   const auto body = [&](Rank& rank) {
     barrier(rank.world);
