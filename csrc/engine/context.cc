@@ -165,7 +165,7 @@ void Context::shutdown(const std::string& why) {
 }
 
 std::string Context::lost_text(const std::string& why) const {
-  return groups_.world().here() + "] lost rank " + std::to_string(rank_) + ": " + why;
+  return groups_.world().here() + "] " + kLostRank + std::to_string(rank_) + ": " + why;
 }
 
 void Context::fail_as_lost(const std::string& why) {

@@ -209,9 +209,9 @@ bool PendingOperations::progress_messages(bool& finished) {
   return moved;
 }
 
-void PendingOperations::fail_all(const std::exception_ptr& error) {
+void PendingOperations::fail_all(const std::function<std::exception_ptr(const Operation&)>& error_of) {
   const auto fail_pending = [&](Operation& operation) {
-    if (is_pending(operation)) end(from_, operation, State::kFailed, error);
+    if (is_pending(operation)) end(from_, operation, State::kFailed, error_of(operation));
   };
   for (auto& [request_slot, operation] : logged_) fail_pending(*operation);
   named_.for_each([&](const OperationPtr& operation) { fail_pending(*operation); });

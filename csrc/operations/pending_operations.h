@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -66,7 +67,7 @@ class PendingOperations {
   void remove_logged(const Operation& operation);
   // Moves messages; true when bytes moved. finished: whether one has ended.
   bool progress_messages(bool& finished);
-  void fail_all(const std::exception_ptr& error);
+  void fail_all(const std::function<std::exception_ptr(const Operation&)>& error_of);
   // A deadlock verdict: what this rank has announced without a number of its own that all ranks share is void, and the
   // unnamed operations go on where the rank that was ahead had come to.
   void withdraw();

@@ -137,9 +137,13 @@ struct Operation {
 
 using OperationPtr = std::shared_ptr<Operation>;
 
+// "allreduce 'loss'"; "allreduce" without a name
+inline std::string called(Kind kind, const std::string* name) {
+  return rr::name(kind) + (name == nullptr || name->empty() ? "" : " '" + *name + "'");
+}
 // "allreduce 'loss' #12"
 inline std::string called(Kind kind, const std::string& name, uint64_t number) {
-  return rr::name(kind) + (name.empty() ? "" : " '" + name + "'") + " #" + std::to_string(number);
+  return called(kind, &name) + " #" + std::to_string(number);
 }
 inline std::string called(const Operation& operation) {
   if (operation.peer == -1) return called(operation.kind, operation.name, operation.number);

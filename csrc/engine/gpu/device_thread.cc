@@ -140,7 +140,7 @@ std::exception_ptr DeviceThread::end_of(const DeviceOperation& operation, bool i
   }
   if (!has_failed(group.control())) return nullptr;
   try {
-    throw_failure(group.control());
+    throw_failure(group.control(), group.here() + ", " + operation.name + "]");
   } catch (const Error&) {
     return std::current_exception();
   }

@@ -8,19 +8,30 @@
 #include "engine/context.h"
 
 namespace rr {
+namespace {
+
+template <class Call>
+std::exception_ptr raised_by(Call call) {
+  try {
+    call();
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+}  // namespace
 
 bool GroupEnd::fail_pending() {
   if (counts_.operations.load(std::memory_order_relaxed) == 0 && !joining_.is_called()) return false;
   executor_.drop();
-  try {
-    parts_.throw_if_failed();
-  } catch (...) {
+  {
     const auto submitted = parts_.submitted.lock();
     PendingOperations& pending = submitted->pending;
     // Ranks that differ in an operation are told that, also by one whose end has failed the group meanwhile.
     const std::unordered_map<uint64_t, OperationPtr> logged = pending.logged();
     for (const auto& [request_slot, operation] : logged) pending.settle(*operation);
-    pending.fail_all(std::current_exception());
+    pending.fail_all([&](const Operation& operation) { return raised_by([&] { parts_.throw_if_failed(operation); }); });
   }
   parts_.negotiation.segment().ring_all();
   return true;
@@ -42,8 +53,10 @@ void GroupEnd::remove() {
   {
     const auto submitted = parts_.submitted.lock();
     parts_.is_removed = true;
-    submitted->pending.fail_all(std::make_exception_ptr(
-        ShutdownError(parts_.from.here() + "] the process set was removed while this operation was pending")));
+    submitted->pending.fail_all([&](const Operation&) {
+      return std::make_exception_ptr(
+          ShutdownError(parts_.from.here() + "] the process set was removed while this operation was pending"));
+    });
     ring_own();
   }
   mark_left(Attendance::kRemoved);
@@ -68,13 +81,8 @@ void GroupEnd::fail_as_shut_down() {
   parts_.negotiation.segment().ring_all();
   executor_.close();
   const auto submitted = parts_.submitted.lock();
-  std::exception_ptr error;
-  try {
-    parts_.context.throw_if_shut_down();
-  } catch (...) {
-    error = std::current_exception();
-  }
-  submitted->pending.fail_all(error);
+  submitted->pending.fail_all(
+      [&](const Operation&) { return raised_by([&] { parts_.context.throw_if_shut_down(); }); });
   ring_own();
 }
 

@@ -31,8 +31,15 @@ struct GroupParts {
   std::atomic<bool> is_removed{false};  // written under the lock of submitted
 
   const ControlSegment& control() const { return from.control; }
+  // The error says where this rank is, and in which operation, whichever rank has found the failure.
   void throw_if_failed() const {
-    if (has_failed(control())) throw_failure(control());
+    if (has_failed(control())) throw_failure(control(), from.here() + "]");
+  }
+  void throw_if_failed(const Operation& operation) const {
+    if (has_failed(control())) throw_failure(control(), from.where(operation));
+  }
+  void throw_if_failed(Kind kind, const std::string* name) const {  // the call has no number yet
+    if (has_failed(control())) throw_failure(control(), from.here() + ", " + called(kind, name) + "]");
   }
   void throw_if_removed() const;
   // throw_if_failed(), throw_if_removed(), and where this rank has shut down.

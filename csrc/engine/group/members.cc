@@ -31,7 +31,7 @@ void Members::fail_if_dead() const {
     }
     record_failure(
         from_.control, FatalKind::kPeerLost,
-        from_.here() + "] lost rank " + std::to_string(from_.world_ranks[static_cast<size_t>(r)]) + ": " + why);
+        from_.here() + "] " + kLostRank + std::to_string(from_.world_ranks[static_cast<size_t>(r)]) + ": " + why);
     return;
   }
 }
@@ -50,7 +50,8 @@ void Members::check(const std::vector<int>& ranks) const {
     const int by = r == from_.rank ? -1 : unreachable_because_of(r);
     if (by < 0) continue;
     if (const std::string text = deadlock_text_(); !text.empty()) throw MismatchError(text);
-    if (const char* const cause = cause_of(by); cause != nullptr) throw PeerLostError(cause);
+    if (const char* const cause = cause_of(by); cause != nullptr)
+      throw PeerLostError(told_at(from_.here() + "]", FatalKind::kPeerLost, cause));
     throw ShutdownError(left_text(by, nullptr));
   }
 }

@@ -19,7 +19,7 @@ bool QuickAllreduce::run(const TensorView& src, const TensorView& dst, const Red
   if (nbytes > parts_.control().header().eager_nbytes || nbytes != dst.nbytes() || src.dtype != dst.dtype) return false;
   if (src.place == Place::kDevice || dst.place == Place::kDevice) return false;
   parts_.context.throw_if_shut_down();
-  parts_.throw_if_failed();
+  parts_.throw_if_failed(Kind::kAllreduce, nullptr);
   check(reduction);
   check(codec, reduction);
   const bool eager = nbytes > kInlineNbytes;

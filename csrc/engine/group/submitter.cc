@@ -43,7 +43,7 @@ OperationPtr Submitter::make(const Request& request) const {
 
 OperationPtr Submitter::submit(const Request& request, Interrupt interrupt) {
   parts_.context.throw_if_shut_down();
-  parts_.throw_if_failed();
+  parts_.throw_if_failed(request.kind, request.name);
   check_request(request);
   OperationPtr operation = make(request);
   try {

@@ -36,9 +36,23 @@ std::string failure_text(const ControlSegment& control) {
   return control.header().failure_text;
 }
 
-void throw_failure(const ControlSegment& control) {
-  const std::string text = failure_text(control);
-  switch (static_cast<FatalKind>(control.header().failure_kind)) {
+FatalKind failure_kind(const ControlSegment& control) { return static_cast<FatalKind>(control.header().failure_kind); }
+
+// Who leaves on purpose, and a deadlock, are told in sentences that name the operations. A lost rank is lost to all,
+// whoever has found it.
+std::string told_at(const std::string& place, FatalKind kind, const std::string& text) {
+  if (kind == FatalKind::kShutdown || kind == FatalKind::kMismatch || text.rfind(place, 0) == 0) return text;
+  const size_t lost = text.find("] " + std::string(kLostRank));
+  if (kind == FatalKind::kPeerLost && text.rfind("[ringreduce rank", 0) == 0 && lost != std::string::npos)
+    return place + text.substr(lost + 1);
+  return place + " the group has failed: " + text;
+}
+
+void throw_failure(const ControlSegment& control, const std::string& place) {
+  const std::string recorded = failure_text(control);
+  const FatalKind kind = failure_kind(control);
+  const std::string text = told_at(place, kind, recorded);
+  switch (kind) {
     case FatalKind::kPeerLost:
       throw PeerLostError(text);
     case FatalKind::kTimeout:

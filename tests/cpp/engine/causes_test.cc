@@ -12,12 +12,14 @@ namespace {
 
 const std::string kWhy = "RuntimeError: CUDA out of memory (train.py:14)";
 
-std::string told(const std::function<void()>& call, const std::string& why = kWhy, int left = 1) {
+// What `call` raises on this rank, without the place that it begins with.
+std::string told(const Rank& rank, const std::function<void()>& call, const std::string& why = kWhy, int left = 1) {
   const std::string text = raised<PeerLostError>(call);
-  expect(text.find("[ringreduce rank " + std::to_string(left) + "/") == 0,
-         "rank " + std::to_string(left) + ": " + text);
-  expect_contains(text, "] lost rank " + std::to_string(left) + ": " + why);
-  return text;
+  expect(text.find("[ringreduce rank " + std::to_string(rank.rank) + "/") == 0,
+         "of rank " + std::to_string(rank.rank) + ": " + text);
+  const std::string lost = "] lost rank " + std::to_string(left) + ": " + why;
+  expect_contains(text, lost);
+  return text.substr(text.find(lost));
 }
 
 void sum_quick(Rank& rank) {
@@ -46,10 +48,41 @@ TEST_CASE("what needs a rank that left with a cause fails with it, in the same w
     CHECK_NOTHROW(run_ranks(3, [&](Rank& rank) {
       barrier(rank.world);
       if (rank.rank == 1) return rank.context.shutdown(kWhy);
-      texts[static_cast<size_t>(rank.rank)] = told([&] { call(rank); });
+      texts[static_cast<size_t>(rank.rank)] = told(rank, [&] { call(rank); });
     }));
     CHECK(texts[0] == texts[2]);
   }
+}
+
+TEST_CASE("the error of a lost rank names the rank that raises it, and its operation") {
+  const Environment environment{};
+  std::atomic<int> submitted{0};
+  CHECK_NOTHROW(run_ranks(3, [&](Rank& rank) {
+    barrier(rank.world);
+    if (rank.rank == 1) {
+      wait_for([&] { return submitted == 2; });
+      return rank.context.shutdown(kWhy);
+    }
+    const std::string me = std::to_string(rank.rank);
+    const auto expect_place = [&](const std::string& operation, const std::function<void()>& call) {
+      const std::string text = raised<PeerLostError>(call);
+      expect(text == "[ringreduce rank " + me + "/3 on host, shm, " + operation + "] lost rank 1: " + kWhy, text);
+    };
+    const std::string name = "of rank " + me;
+    Floats data(5000);
+    Request request;
+    request.kind = Kind::kAllreduce;
+    request.srcs = request.dsts = {view(data, DType::kFloat32)};
+    request.name = &name;
+    const OperationPtr logged = rank.world.submit(request, nullptr);
+    Floats received(3);
+    const OperationPtr message = rank.world.receive(view(received, DType::kFloat32), 1, 0, nullptr);
+    ++submitted;
+    expect_place("allreduce 'of rank " + me + "' #1", [&] { rank.world.wait(*logged, -1, nullptr); });
+    expect_place("recv from rank 1 #2", [&] { rank.world.wait(*message, -1, nullptr); });
+    expect_place("allreduce", [&] { sum_quick(rank); });  // was not taken any more, and has no number
+    expect_place("allreduce 'name'", [&] { sum_named(rank); });
+  }));
 }
 
 // An exception that goes on after shutdown() comes to sys.excepthook.
@@ -64,7 +97,7 @@ TEST_CASE("a rank that has left records no failure any more") {
       return;
     }
     wait_for([&] { return has_left(rank.world.control().line(1)); });
-    told([&] { sum_long(rank); });
+    told(rank, [&] { sum_long(rank); });
   }));
 }
 
@@ -123,7 +156,7 @@ TEST_CASE("what a rank has finished before it left with a cause succeeds on a ra
     expect(is_slower, "rank 0 has not executed it yet");
     rank.world.wait(*operation, -1, nullptr);
     expect(data == std::vector<int32_t>(3000, 1), "the data of rank 1");
-    told([&] { sum_long(rank); });
+    told(rank, [&] { sum_long(rank); });
   }));
 }
 
@@ -140,11 +173,11 @@ TEST_CASE("a group without the rank that left with a cause goes on; the making o
     barrier(rank.world);
     if (rank.rank == 1) return rank.context.shutdown(kWhy);
     wait_for([&] { return has_left(rank.world.control().line(1)); });
-    if (rank.rank == 0) told([&] { rank.context.add_group(late.get(), {0, 1}, 3, nullptr); });
+    if (rank.rank == 0) told(rank, [&] { rank.context.add_group(late.get(), {0, 1}, 3, nullptr); });
     sum_now(rank, *without, 5000, 1);
-    if (rank.rank == 2) told([&] { sum_now(rank, *with, 5000, 1); });
+    if (rank.rank == 2) told(rank, [&] { sum_now(rank, *with, 5000, 1); });
     sum_now(rank, *without, 1, 1);
-    told([&] { sum_long(rank); });
+    told(rank, [&] { sum_long(rank); });
     sum_now(rank, *without, 5000, 1);
   }));
 }
@@ -164,7 +197,7 @@ TEST_CASE("of two ranks that leave with a cause each is told with its own, and o
       if (missed == 3) {
         expect_contains(raised<ShutdownError>(wait), "rank 3 called shutdown()");
       } else {
-        told(wait, "ValueError: of rank " + std::to_string(missed), missed);
+        told(rank, wait, "ValueError: of rank " + std::to_string(missed), missed);
       }
     }));
   }
@@ -180,7 +213,8 @@ TEST_CASE("a cause that is too long ends with a whole letter") {
     const auto body = [&](Rank& rank) {
       barrier(rank.world);
       if (rank.rank == 1) return rank.context.shutdown(why);
-      text = told([&] { sum_long(rank); }, before + letter);
+      told(rank, [&] { sum_long(rank); }, before + letter);
+      text = failure_text(rank.world.control());
     };
     for (const bool has_hosts : {false, true}) {
       CHECK_NOTHROW(has_hosts ? run_hosts({0, 1}, body) : run_ranks(2, body));
@@ -202,7 +236,7 @@ TEST_CASE("a rank that leaves with a cause while another one shuts down, and aga
       if (turn % 2 == 1) {
         expect_contains(raised<ShutdownError>([&] { receive(rank); }), "rank 1 called shutdown()");
       } else {
-        told([&] { receive(rank); }, why);
+        told(rank, [&] { receive(rank); }, why);
       }
     }));
   }
@@ -235,7 +269,7 @@ TEST_CASE("hosts: what needs a rank that left with a cause fails with it, in the
       CHECK_NOTHROW(run_hosts(host_of, [&](Rank& rank) {
         sum_now(rank, rank.world, 1000, 1);
         if (rank.rank == 1) return rank.context.shutdown(kWhy);
-        const std::string text = told([&] { call(rank); });
+        const std::string text = told(rank, [&] { call(rank); });
         const std::lock_guard lock(mutex);
         texts.push_back(text);
       }));

@@ -94,8 +94,9 @@ def test_a_stopped_rank_times_out() -> None:
         assert all(outcome.value is not None for outcome in outcomes), job.report()
     for outcome in outcomes:
         for kind, stopped, (moment, texts, leaving_s) in zip(KINDS, stops, outcome.value, strict=True):
-            assert texts == [texts[0]] * 3
-            assert texts[0].startswith("TimeoutError: "), texts
+            assert all(text.startswith(f"TimeoutError: [ringreduce rank {outcome.rank}/3 on ") for text in texts), texts
+            found = texts[0][texts[0].rindex("[ringreduce rank ") :]  # by one of the ranks
+            assert all(text.endswith(found) for text in texts), texts
             assert "RINGREDUCE_TIMEOUT=2.0 s" in texts[0]
             # Messages go round: rank 0 waits for rank 2, which waits for rank 1.
             assert re.search(r"rank\(s\):? 1\b", texts[0]) or kind == "messages", texts
@@ -422,8 +423,11 @@ def test_each_survivor_leaves_a_report_of_the_failure(tmp_path: Path) -> None:
     reports = {report["rank"]: report for report in map(json.loads, map(Path.read_text, folder.iterdir()))}
     assert sorted(reports) == [0, 2]
     for rank, report in reports.items():
-        assert outcomes[rank].value == f"PeerLostError: {report['failure']}"
-        assert "lost rank 1" in report["failure"]
+        place, _, lost = outcomes[rank].value.partition("] ")
+        assert place.startswith(f"PeerLostError: [ringreduce rank {rank}/3 on "), place
+        assert place.endswith(", allreduce 'after' #1"), place
+        assert lost.startswith("lost rank 1: ")
+        assert report["failure"].endswith(f"] {lost}")
         assert report["size"] == 3
         assert (report["group"], report["ranks"]) == (None, [0, 1, 2])
         assert report["pid"] == job.procs[rank].pid

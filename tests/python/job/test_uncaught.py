@@ -179,8 +179,11 @@ def under_ringrun(program: str, folder: Path, size: int, status: int = 1) -> lis
 def test_ringruns_last_line_is_the_cause_and_the_others_know(way: str, tmp_path: Path) -> None:
     lines = under_ringrun(FAILS_ON_RANK_1 + WAYS_OUT[way], tmp_path, 3)
     why = "json.decoder.JSONDecodeError: Expecting value: line 2 column 1 (char 4) (train.py:9)"
-    survivors = [line for line in lines if "PeerLostError: [ringreduce rank 1/3" in line]
-    assert sum(line.endswith(f"lost rank 1: {why}") for line in survivors) == 2, lines
+    for rank in (0, 2):
+        raised = [
+            line for line in lines if f"PeerLostError: [ringreduce rank {rank}/3 on " in line and "ringrun:" not in line
+        ]
+        assert [line.rpartition("] ")[2] for line in raised] == [f"lost rank 1: {why}"], lines
     assert lines[-1] == f"ringrun: the first uncaught exception was that of rank 1: {why}"
 
 

@@ -56,11 +56,11 @@ std::string Waiter::waits_for(const Operation& operation) {
 
 // A group that has failed, or a context that is shut down, ends the operations of the log, with an error, once nothing
 // uses their memory any more. Until then who waits for one goes on waiting, but not for ever. since_ns: 0 at first.
-bool Waiter::is_ending(int64_t& since_ns) const {
+bool Waiter::is_ending(const Operation& operation, int64_t& since_ns) const {
   if (!has_failed(parts_.control()) && !parts_.context.is_shut_down()) return false;
   if (since_ns == 0) since_ns = now_ns();
   if (static_cast<double>(now_ns() - since_ns) * 1e-9 > kEndS) {
-    parts_.throw_if_failed();
+    parts_.throw_if_failed(operation);
     parts_.context.throw_if_shut_down();
   }
   return true;
@@ -81,10 +81,11 @@ bool Waiter::wait_until_finished(Operation& operation, double timeout_s, Interru
         parts_.submitted.lock()->pending.settle(operation);
         if (operation.state.load(std::memory_order_acquire) != State::kPending) return true;
       }
-      if (is_ending(over_ns)) return false;
+      if (is_ending(operation, over_ns)) return false;
       return blocked && parts_.negotiation.deadlock().is_withdrawn();
     }
     if (parts_.negotiation.requests().is_settled(operation.ticket)) return true;
+    parts_.throw_if_failed(operation);
     parts_.throw_if_over();
     return blocked && parts_.negotiation.deadlock().is_withdrawn();
   };
@@ -165,7 +166,7 @@ bool Waiter::done(Operation& operation) {
     if (!operation.quick) pending.settle(operation);
   }
   if (operation.state.load(std::memory_order_acquire) != State::kPending) return true;
-  if (operation.quick) parts_.throw_if_failed();
+  if (operation.quick) parts_.throw_if_failed(operation);
   return false;
 }
 

@@ -28,7 +28,7 @@ class Waiter {
   void wait_until(const std::function<bool()>& done, Interrupt interrupt, const std::function<void()>& tick);
 
  private:
-  bool is_ending(int64_t& since_ns) const;
+  bool is_ending(const Operation& operation, int64_t& since_ns) const;
   std::string call_text(const Operation& operation) const;
   std::vector<int> missing_for_sure(const Operation& operation) const;
   std::string waits_for(const Operation& operation);

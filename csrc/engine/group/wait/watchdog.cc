@@ -144,7 +144,7 @@ void Watchdog::fail_with_world() const {
   const std::vector<int>& members = parts_.from.world_ranks;
   const bool has_any_left = std::any_of(members.begin(), members.end(), [&](int r) { return has_left(world.line(r)); });
   if (has_any_left)
-    record_failure(parts_.control(), static_cast<FatalKind>(world.header().failure_kind), failure_text(world));
+    record_failure(parts_.control(), failure_kind(world), failure_text(world));
 }
 
 // A member that could not make this group, and left, does not say that it leaves it. One that had the group says so
