@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "base/clock.h"
@@ -34,7 +35,8 @@ class RemoteLinks {
 };
 
 // Counts what leaves the host. A peer that has left on purpose is no error of the link: what still needs that rank is
-// told so by the watchdog, and all else goes on.
+// told so by the watchdog, and all else goes on. The watchdog asks too whether bytes are missing that the peer had
+// sent.
 class RemoteLink final : public Link {
  public:
   RemoteLink(std::unique_ptr<Link> link, RemoteLinks& all, std::atomic<uint64_t>& sent, LinkScore& score,
@@ -47,7 +49,8 @@ class RemoteLink final : public Link {
   RemoteLink& operator=(const RemoteLink&) = delete;
 
   size_t push(const void* src, size_t nbytes) override {
-    const size_t pushed = unless_left([&] { return link_->push(src, nbytes); });
+    std::string why;
+    const size_t pushed = unless_left([&] { return link_->push(src, nbytes); }, why);
     add(sent_, pushed);
     add(score_.nbytes, pushed);
     if (pushed != 0) was_pushed_.store(true, std::memory_order_relaxed);
@@ -55,12 +58,13 @@ class RemoteLink final : public Link {
     return pushed;
   }
   size_t pull(void* dst, size_t nbytes) override {
-    return unless_left([&] { return link_->pull(dst, nbytes); });
+    return unless_left([&] { return link_->pull(dst, nbytes); }, why_cut_);
   }
   size_t fold(void* dst, size_t nbytes, const Reduction& reduction, const Kernels& kernels) override {
-    return unless_left([&] { return link_->fold(dst, nbytes, reduction, kernels); });
+    return unless_left([&] { return link_->fold(dst, nbytes, reduction, kernels); }, why_cut_);
   }
   bool has_ended() const override { return link_->has_ended(); }
+  std::string why_cut() const override { return why_cut_; }
   bool has_unsent() const override { return link_->has_unsent(); }
   void note_arrivals(bool wanted) override { link_->note_arrivals(wanted); }
   int64_t arrived_ns() const override { return link_->arrived_ns(); }
@@ -69,11 +73,12 @@ class RemoteLink final : public Link {
   friend class RemoteLinks;
   void sample(int64_t dt_ns);  // dt_ns: for which the sample stands
   template <class Move>
-  size_t unless_left(Move move) {
+  size_t unless_left(Move move, std::string& why) {
     try {
       return move();
-    } catch (const PeerLostError&) {
+    } catch (const PeerLostError& error) {
       if (!has_peer_left_()) throw;
+      why = error.what();
       return 0;
     }
   }
@@ -85,6 +90,7 @@ class RemoteLink final : public Link {
   std::atomic<bool> was_pushed_{false};  // since the last sample
   std::atomic<bool> is_full_{false};     // it took less than it was offered last
   const std::function<bool()> has_peer_left_;
+  std::string why_cut_;
 };
 
 }  // namespace rr

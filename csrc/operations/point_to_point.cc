@@ -168,6 +168,12 @@ std::vector<OperationPtr> PointToPoint::drain() {
   return operations;
 }
 
+std::string PointToPoint::why_cut(int peer, uint64_t sent_by_peer) const {
+  const PeerQueue& queue = queues_[static_cast<size_t>(peer)];
+  const bool is_wanted = !queue.receives.empty() || !from_anyone_.empty();
+  return queue.link != nullptr && is_wanted && !has_all(peer, sent_by_peer) ? queue.link->why_cut() : "";
+}
+
 OperationPtr PointToPoint::oldest() const {
   OperationPtr oldest;
   const auto look_at = [&](const std::deque<Message>& messages) {

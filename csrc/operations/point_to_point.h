@@ -44,6 +44,8 @@ class PointToPoint {
   bool has_all(int peer, uint64_t sent_by_peer) const {
     return queues_[static_cast<size_t>(peer)].received >= sent_by_peer;
   }
+  // Why a message will not come that this peer had sent before it left. "": that is not so.
+  std::string why_cut(int peer, uint64_t sent_by_peer) const;
   OperationPtr oldest() const;                                                       // that is under way; null: none
   uint64_t sent(int peer) const { return queues_[static_cast<size_t>(peer)].sent; }  // messages, whole ones
   // Takes everything that is still pending.

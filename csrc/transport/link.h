@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "data/reduction.h"
 #include "os/bell.h"
@@ -28,6 +29,8 @@ class Link {
   // Whether the peer has been found to take nothing more. Calls throw PeerLostError only some time later, within which
   // the reason may come another way; who leaves need not wait for that.
   virtual bool has_ended() const { return false; }
+  // Why nothing comes any more from a peer that has left, once a call that wanted bytes has found that. "": not found.
+  virtual std::string why_cut() const { return ""; }
   // Whether bytes that were pushed have not left this host: the network does not take more. False where the transport
   // does not know. From any thread.
   virtual bool has_unsent() const { return false; }

@@ -193,6 +193,14 @@ bool Executor::needs(int rank) const {
                      [&](const Issued& entry) { return ended <= entry.position && entry.algorithm->needs(rank); });
 }
 
+std::string Executor::why_cut(int rank) const {
+  const std::unique_ptr<Link>& link = from_.links[static_cast<size_t>(rank)];
+  const bool is_needed =
+      (active_ != nullptr && active_->needs(rank)) ||
+      std::any_of(issued_.begin(), issued_.end(), [&](const Issued& entry) { return entry.algorithm->needs(rank); });
+  return link != nullptr && is_needed ? link->why_cut() : "";
+}
+
 // The callers of this rank's pending operations may write to their memory from here on. Other ranks of this host store
 // into it, if it is registered, in all-reduces that are in the log: they begin no further chunk, and what they have
 // begun is awaited. A chunk takes less than a millisecond; a rank that is stopped within one is not awaited for long.

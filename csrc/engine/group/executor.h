@@ -37,6 +37,8 @@ class Executor {
   int64_t linger_until_ns() const { return linger_until_ns_; }
   // Whether the entry under way still needs something of a rank.
   bool needs(int rank) const;
+  // Why the entry under way will not get what a rank has sent for it that has left since. "": that is not so.
+  std::string why_cut(int rank) const;
   // Whether a library prepares something on the GPU; it rings no bell.
   bool must_poll_device() const { return planner_.on_device().must_poll(); }
   bool waits_on_device_for_peers() const { return planner_.on_device().waits_for_peers(); }

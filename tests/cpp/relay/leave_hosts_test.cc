@@ -289,6 +289,64 @@ TEST_CASE("leaving: the ranks of a leader's host see that it was killed before i
                           {-1, leader.pidfd(), -1}));
 }
 
+// Nothing comes from the peer until is_cut; from then on the connection is broken.
+class LosingLink final : public Link {
+ public:
+  LosingLink(std::unique_ptr<Link> link, const std::atomic<bool>& is_cut) : link_(std::move(link)), is_cut_(is_cut) {}
+  size_t push(const void* src, size_t nbytes) override { return link_->push(src, nbytes); }
+  size_t pull(void*, size_t) override {
+    if (is_cut_) throw PeerLostError("the test has cut this link");
+    return 0;
+  }
+  size_t fold(void* dst, size_t nbytes, const Reduction&, const Kernels&) override { return pull(dst, nbytes); }
+
+ private:
+  std::unique_ptr<Link> link_;
+  const std::atomic<bool>& is_cut_;
+};
+
+TEST_CASE("leaving: what a rank had sent before it left is lost with its connection, and missed by name") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "20"}};
+  for (const int lost_channel : {0, 1}) {  // of collectives, of messages
+    CAPTURE(lost_channel);
+    std::atomic<bool> is_cut{false};
+    const Wrap wrap = [&](std::unique_ptr<Link> end, int rank, int, int channel) -> std::unique_ptr<Link> {
+      if (rank != 0 || channel != lost_channel) return end;
+      return std::make_unique<LosingLink>(std::move(end), is_cut);
+    };
+    const auto body = [&](Rank& rank) {
+      barrier(rank.world);
+      Floats data(1000, 1.0f);  // less than a link takes without a reader
+      const TensorView tensor = view(data, DType::kFloat32);
+      const std::string name = "sent before";
+      Request request;
+      request.kind = Kind::kBroadcast;
+      request.root = 1;
+      request.srcs = request.dsts = {tensor};
+      request.name = &name;
+      OperationPtr operation;
+      if (lost_channel == 0) {
+        operation = rank.world.submit(request, nullptr);
+      } else if (rank.rank == 1) {
+        operation = rank.world.send(tensor, 0, 0, nullptr);
+      } else {
+        operation = rank.world.receive(tensor, 1, 0, nullptr);
+      }
+      if (rank.rank == 1) {
+        rank.world.wait(*operation, -1, nullptr);
+        return rank.context.shutdown();
+      }
+      wait_for([&] { return has_left(rank.world.control().line(1)); });
+      is_cut = true;
+      const std::string text = raised<PeerLostError>([&] { rank.world.wait(*operation, -1, nullptr); });
+      expect_contains(text, lost_channel == 0 ? "broadcast 'sent before' #1] lost rank 1: it called shutdown() or ended"
+                                              : "recv from rank 1 #1] lost rank 1: it called shutdown() or ended");
+      expect_contains(text, "did not all come: the test has cut this link");
+    };
+    CHECK_NOTHROW(run_hosts({0, 1}, body, 64, 8192, nullptr, wrap));
+  }
+}
+
 // Its making failed there, say; the leader of its host has passed on nothing about this group.
 TEST_CASE("leaving: a member that never had the group has left it when it has left the world") {
   const Environment environment{{"RINGREDUCE_TIMEOUT", "60"}};

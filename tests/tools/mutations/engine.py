@@ -297,4 +297,27 @@ ROWS = (
         "ranks.push_back(r);",
         ("negotiation_test::requests that differ name the ranks",),
     ),
+    Mutation(
+        "what-a-rank-sent-before-it-left",
+        "csrc/engine/group/executor.cc",
+        "return link != nullptr && is_needed ? link->why_cut() : \"\";",
+        "return \"\";",
+        ("leave_hosts_test::leaving: what a rank had sent",),
+        limit_s=60,
+    ),
+    Mutation(
+        "message-sent-before-leaving",
+        "csrc/operations/point_to_point.cc",
+        "is_wanted && !has_all(peer, sent_by_peer) ?",
+        "false ?",
+        ("leave_hosts_test::leaving: what a rank had sent",),
+        limit_s=60,
+    ),
+    Mutation(
+        "place-of-a-lost-rank",
+        "csrc/negotiation/segment/failure.cc",
+        "    return place + text.substr(lost + 1);\n",
+        "    return text;\n",
+        ("causes_test::the error of a lost rank names",),
+    ),
 )

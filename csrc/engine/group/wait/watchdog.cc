@@ -36,7 +36,20 @@ void Watchdog::fail_if_needed_rank_left(const PendingOperations& pending, const 
     const bool stuck =
         (by == r && is_missed) || has_left_joined || parts_.control().line(parts_.from.rank).joined.load() != 0;
     if (needing != nullptr || stuck) return parts_.members.fail_because_left(by, needing.get());
+    if (by == r) fail_if_cut(pending, r);
   }
+}
+
+// `rank` has left after it had sent what this one needs of it. A connection that breaks may lose that.
+void Watchdog::fail_if_cut(const PendingOperations& pending, int rank) const {
+  std::string why = executor_.why_cut(rank);
+  if (why.empty())
+    why = pending.messages().why_cut(rank, parts_.control().messages_sent(rank, parts_.from.rank).load());
+  if (why.empty()) return;
+  record_failure(parts_.control(), FatalKind::kPeerLost,
+                 parts_.from.here() + "] " + kLostRank +
+                     std::to_string(parts_.from.world_ranks[static_cast<size_t>(rank)]) +
+                     ": it called shutdown() or ended, and what it had sent before did not all come: " + why);
 }
 
 // A receive from any rank, when all have left, and all that they sent is here.
@@ -143,8 +156,7 @@ void Watchdog::fail_with_world() const {
   if (!has_failed(world)) return;
   const std::vector<int>& members = parts_.from.world_ranks;
   const bool has_any_left = std::any_of(members.begin(), members.end(), [&](int r) { return has_left(world.line(r)); });
-  if (has_any_left)
-    record_failure(parts_.control(), failure_kind(world), failure_text(world));
+  if (has_any_left) record_failure(parts_.control(), failure_kind(world), failure_text(world));
 }
 
 // A member that could not make this group, and left, does not say that it leaves it. One that had the group says so

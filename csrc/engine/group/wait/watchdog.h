@@ -36,6 +36,7 @@ class Watchdog {
  private:
   void check_age(Operation& operation, int64_t now) const;
   void fail_if_needed_rank_left(const PendingOperations& pending, const std::vector<int>& cut_off) const;
+  void fail_if_cut(const PendingOperations& pending, int rank) const;
   void fail_if_nobody_can_send(const PendingOperations& pending, const std::vector<int>& cut_off) const;
   void fail_if_out_of_order(const PendingOperations& pending) const;
   void fail_if_unresponsive() const;
