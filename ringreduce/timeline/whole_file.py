@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
@@ -12,19 +14,25 @@ from typing import BinaryIO
 
 from ringreduce.errors import InvalidArgumentError
 
+_DESCRIPTORS = re.compile(r"(/proc/\d+)(?:/task/\d+)?/fd", re.ASCII)
+"""A folder with a process's descriptors. os.path.realpath() gives it where a path has /proc/self or /dev/fd in it."""
+_MOST_LINKS = 40
+"""Linux follows so many."""
+
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write to under another name in the same folder; it gets its name when the block has ended well.
 
     It has the rights of the file that it replaces: who has made a trace private finds it private.
-    What is no regular file, a pipe for instance, or lies in a folder that cannot be written is written at once.
+    What is no regular file, a pipe for instance, or lies in a folder that cannot be written is written at once. So is a
+    file behind a descriptor, /dev/stdout say, whose text goes on where it was.
 
     Raises InvalidArgumentError where it cannot be written.
     """
     if _has_no_part(path):
         try:
-            with open(path, "wb") as file:
+            with _opened_at_once(path) as file:
                 yield file
         except OSError as error:
             raise InvalidArgumentError(f"{path}: cannot be written: {error.strerror}") from error
@@ -48,6 +56,8 @@ def check_writable(path: Path) -> None:
             raise InvalidArgumentError(
                 f"{path}: cannot be written: {'it is a folder' if path.is_dir() else 'no right'}"
             )
+        if is_file_behind_descriptor(path):
+            _opened_at_once(path).close()
         return
     handle, name = _part(path.resolve())
     os.close(handle)
@@ -57,7 +67,45 @@ def check_writable(path: Path) -> None:
 def _has_no_part(path: Path) -> bool:
     if not path.exists():
         return False
-    return not path.is_file() or (os.access(path, os.W_OK) and not os.access(path.resolve().parent, os.W_OK))
+    if not path.is_file() or is_file_behind_descriptor(path):
+        return True
+    return os.access(path, os.W_OK) and not os.access(path.resolve().parent, os.W_OK)
+
+
+def is_file_behind_descriptor(path: Path) -> bool:
+    """Whether the path is a descriptor's, as /dev/stdout, /dev/fd/3 and links to such are, and that of a regular file.
+
+    Who has redirected it goes on to write there, and may have text in the file, so it is not replaced.
+    """
+    return path.is_file() and _descriptor(path) is not None
+
+
+def _descriptor(path: Path) -> tuple[str, int] | None:
+    """The process's folder in /proc and the number, where the path leads to a descriptor: its own name is the file's.
+
+    >>> _descriptor(Path("/proc/4711/fd/3"))
+    ('/proc/4711', 3)
+    """
+    for _ in range(_MOST_LINKS):
+        folder = os.path.realpath(path.parent)
+        if (found := _DESCRIPTORS.fullmatch(folder)) and path.name.isdecimal():
+            return found[1], int(path.name)
+        if not path.is_symlink():
+            return None
+        path = Path(folder, os.readlink(path))
+    return None
+
+
+def _opened_at_once(path: Path) -> BinaryIO:
+    if not is_file_behind_descriptor(path) or (found := _descriptor(path)) is None:
+        return open(path, "wb")
+    process, number = found
+    if process != os.path.realpath("/proc/self"):
+        return open(path, "ab")
+    # The same open file, unlike what open() makes, has the same place in the file: nothing is written over.
+    if fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+        raise InvalidArgumentError(f"{path}: cannot be written: it is open for reading alone")
+    return open(os.dup(number), "wb")
 
 
 def _part(path: Path) -> tuple[int, str]:

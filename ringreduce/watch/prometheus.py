@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.timeline.whole_file import whole_file
+from ringreduce.timeline.whole_file import is_file_behind_descriptor, whole_file
 from ringreduce.watch.board import Board
 from ringreduce.watch.figures import JobFigures, RankFigures
 
@@ -50,8 +50,9 @@ _METRICS = (
 def write_again_and_again(board: Board, path: Path, interval_s: float) -> int:
     """Writes the file until the process is interrupted, and removes it then: its figures would be old.
 
-    While no job runs, there are no figures in it. What is no regular file, /dev/stdout or a pipe, stays, and so does a
-    link to the file. Where the first write fails, that is an error; a later one is tried again, and stderr says so.
+    While no job runs, there are no figures in it. What is no regular file, a pipe say, stays, and so does a link to
+    the file. A file behind /dev/stdout, or another descriptor, gets the figures of every round, and stays. Where the
+    first write fails, that is an error; a later one is tried again, and stderr says so.
 
     Raises InvalidArgumentError where the file cannot be written.
     """
@@ -80,7 +81,7 @@ def write_again_and_again(board: Board, path: Path, interval_s: float) -> int:
 def _take_away_figures(path: Path, is_quiet: bool = False) -> None:
     """Removes the file, or empties it where its folder cannot be written. Raises nothing: what ends us goes on."""
     try:
-        if not path.is_file():
+        if not path.is_file() or is_file_behind_descriptor(path):
             return
         try:
             path.resolve().unlink()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from deadlines import SOON_S
 from timeline_files import RankFile, steady_job, write_all
 from trace_reader import perfetto_trace
 
@@ -181,3 +183,55 @@ def test_rights_that_cannot_be_given_leave_no_file(tmp_path: Path, monkeypatch: 
         pass
     assert list(tmp_path.iterdir()) == [path]
     assert set(os.listdir("/proc/self/fd")) == handles
+
+
+@pytest.mark.parametrize("flags", [os.O_APPEND, 0])
+def test_a_file_behind_a_descriptor_goes_on_where_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: int
+) -> None:
+    """As /dev/stdout of `>> file` or `> file`: it has what was written before, and what is written later."""
+    folder, path, link = str(records(tmp_path)), tmp_path / "out", tmp_path / "link"
+    handle = os.open(path, os.O_CREAT | os.O_RDWR | flags, 0o666)
+    try:
+        os.write(handle, b"before\n")
+        there = os.stat(path).st_ino
+        for name in (f"/dev/fd/{handle}", f"/proc/self/fd/{handle}", f"/proc/{os.getpid()}/fd/{handle}", str(link)):
+            if name == str(link):
+                link.symlink_to(f"/dev/fd/{handle}")
+            check_writable(Path(name))
+            assert cli.main(["merge", folder, "--horovod", name]) == 0
+            assert cli.main(["report", folder, "--html", name]) == 0
+            os.write(handle, b"after\n")
+    finally:
+        os.close(handle)
+    assert os.stat(path).st_ino == there
+    text = path.read_text()
+    assert text.startswith("before\n[")
+    assert [text.count(part) for part in ("NEGOTIATE_ALLREDUCE", "</html>", "\nafter\n")].count(0) == 0
+    assert text.count("</html>") == text.count("after\n") == 4
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["link", "out", "records"]
+    capsys.readouterr()
+
+
+def test_a_file_behind_another_processes_descriptor_is_appended_to(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_text("before\n")
+    with path.open("ab") as out, subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=out) as other:
+        with whole_file(Path(f"/proc/{other.pid}/fd/1")) as file:
+            file.write(b"after\n")
+        other.communicate(timeout=SOON_S)
+    assert path.read_text() == "before\nafter\n"
+
+
+def test_a_descriptor_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "in"
+    path.write_text("former")
+    with path.open("rb") as file:
+        name = Path(f"/dev/fd/{file.fileno()}")
+        with pytest.raises(InvalidArgumentError, match=f"{name}: cannot be written"):
+            check_writable(name)
+        with pytest.raises(InvalidArgumentError, match=f"{name}: cannot be written"), whole_file(name) as out:
+            out.write(b"x")
+    with pytest.raises(InvalidArgumentError, match="cannot be written"):
+        check_writable(name)  # closed
+    assert path.read_text() == "former"

@@ -126,3 +126,19 @@ def test_the_exporter_ends_where_nobody_reads_its_pipe_any_more(
             write(path, monkeypatch, 3, lambda _: monkeypatch.setattr(prometheus, "whole_file", broken))
     finally:
         os.close(reader)
+
+
+def test_a_file_behind_a_descriptor_has_every_rounds_figures_and_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As /dev/stdout of `>> file`."""
+    path = tmp_path / "out"
+    path.write_text("before\n")
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            write(Path(f"/dev/fd/{handle}"), monkeypatch, 3)
+    finally:
+        os.close(handle)
+    assert path.read_text() == "before\n" + 3 * prometheus.text([])
+    assert list(tmp_path.iterdir()) == [path]
