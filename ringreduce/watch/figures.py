@@ -30,6 +30,8 @@ class RankFigures:
     rank: int
     host: int
     """The number of its host, from 0 on."""
+    is_here: bool
+    """Whether it runs on this host."""
     hostname: str | None
     """None: it runs on another host, and nothing has been heard of it. The first host hears of all, once a second."""
     age_s: float
@@ -179,6 +181,7 @@ def _figures(
     found = RankFigures(
         rank=rank.rank,
         host=rank.host,
+        is_here=rank.is_here,
         hostname=rank.hostname or None,
         age_s=rank.age_s,
         pid=rank.pid or None,

@@ -17,7 +17,7 @@ from ringreduce.timeline.whole_file import is_file_behind_descriptor, whole_file
 from ringreduce.watch.board import Board
 from ringreduce.watch.figures import JobFigures, RankFigures
 
-_UP = {"dead": 0.0, "left": 0.0, "removed": 0.0, "elsewhere": None, "unseen": None}
+_UP = {"dead": 0.0, "left": 0.0, "removed": 0.0, "unseen": None}
 """Of a rank's process, by its state; 1.0 in all others. None: not known."""
 
 
@@ -29,10 +29,7 @@ class _Metric(NamedTuple):
 
 
 def _counter(name: str, counter: str, help_text: str) -> _Metric:
-    def value(rank: RankFigures) -> float | None:
-        return None if rank.state == "elsewhere" else rank.counters.get(counter)
-
-    return _Metric(f"ringreduce_{name}_total", "counter", help_text, value)
+    return _Metric(f"ringreduce_{name}_total", "counter", help_text, lambda rank: rank.counters.get(counter))
 
 
 _METRICS = (
@@ -104,16 +101,32 @@ def _lines(jobs: Sequence[JobFigures]) -> Iterator[str]:
         yield from _head(metric.name, metric.kind, metric.help)
         for job in jobs:
             for rank in job.ranks:
-                if (value := metric.value(rank)) is not None:
+                # Of a rank elsewhere its own host's exporter has the figures: sums over hosts count each rank once.
+                if rank.is_here and (value := metric.value(rank)) is not None:
                     yield f'{metric.name}{{pid="{job.pid}",rank="{rank.rank}"}} {value!r}'
     yield from _head("ringreduce_link_busy_share", "gauge", "Share of the time in which the link had unsent bytes.")
     for job in jobs:
         for link in job.links:
             ends = f'from_host="{link.from_host}",to_host="{link.to_host}"'
             yield f'ringreduce_link_busy_share{{pid="{job.pid}",{ends}}} {link.busy_share!r}'
+    yield from _head(
+        "ringreduce_host_late_seconds_total", "counter", "Time in which rank 0's host waited for the host."
+    )
+    for job in jobs:
+        for host, late_s in _late_hosts(job).items():
+            yield f'ringreduce_host_late_seconds_total{{pid="{job.pid}",host="{host}"}} {late_s!r}'
     yield from _head("ringreduce_failed", "gauge", "1: the job has failed.")
     for job in jobs:
         yield f'ringreduce_failed{{pid="{job.pid}"}} {int(bool(job.failure))}'
+
+
+def _late_hosts(job: JobFigures) -> dict[int, float]:
+    """How long others waited for each other host: rank 0's host alone sees that, of the lowest rank there."""
+    found: dict[int, float] = {}
+    for rank in job.ranks:
+        if not rank.is_here and rank.state != "elsewhere" and "late_s" in rank.counters:
+            found.setdefault(rank.host, rank.counters["late_s"])
+    return found
 
 
 def _head(name: str, kind: str, help_text: str) -> tuple[str, str]:

@@ -157,7 +157,8 @@ def test_prometheus_text_is_whole_and_exact() -> None:
             assert found, line
             assert math.isfinite(float(found[3]))
             samples[found[1]] = float(found[3])
-    assert samples.keys() == kinds.keys() - {"ringreduce_link_busy_share"}  # of several hosts
+    of_several_hosts = {"ringreduce_link_busy_share", "ringreduce_host_late_seconds_total"}
+    assert samples.keys() == kinds.keys() - of_several_hosts
     assert 'ringreduce_moved_bytes_total{pid="4711",rank="0"} 9007199254740993\n' in text
     assert samples["ringreduce_operations_total"] == 3
     assert samples["ringreduce_up"] == 1
@@ -165,6 +166,19 @@ def test_prometheus_text_is_whole_and_exact() -> None:
     assert "ringreduce_up{" not in prometheus.text([figures(reading(10.0, elsewhere))])  # nothing is known of it
     assert samples["ringreduce_failed"] == 1
     assert all((kind == "counter") == name.endswith("_total") for name, kind in kinds.items())
+
+
+def test_prometheus_has_the_ranks_of_this_host_alone_and_which_hosts_are_late() -> None:
+    """Of rank 0's host: the exporter of each other host has the figures of the ranks there."""
+    there = [replace(RANK, rank=rank, host=1, is_here=False, process=None, age_s=0.5) for rank in (1, 2)]
+    silent = replace(RANK, rank=3, host=2, is_here=False, process=None, hostname="", late_s=0.25)
+    ranks = (replace(RANK, late_s=0.5), replace(there[0], late_s=1.5), replace(there[1], late_s=0.75), silent)
+    lines = prometheus.text([figures(reading(10.0, *ranks), hosts=3)]).splitlines()
+    assert {found[1] for line in lines if (found := re.search(r'rank="(\d+)"', line))} == {"0"}
+    assert 'ringreduce_late_seconds_total{pid="4711",rank="0"} 0.5' in lines
+    assert [line for line in lines if line.startswith("ringreduce_host_late_seconds_total{")] == [
+        'ringreduce_host_late_seconds_total{pid="4711",host="1"} 1.5'
+    ]
 
 
 @contextmanager
