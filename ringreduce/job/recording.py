@@ -130,6 +130,8 @@ _lock = threading.RLock()
 _current: Recording | None = None
 _ended: dict[Path, str] = {}
 """Where timelines of a variable have ended before the process, and why: the next one would write over their files."""
+_used: set[str] = set()
+"""The real paths of folders in which this process, or the one that has forked it, has begun a timeline."""
 _told: set[Path] = set()
 """Folders of which stderr says already that this process has no timeline there, or none any more."""
 _ends_as_child = False
@@ -217,8 +219,15 @@ def _begin(
             _try(record_file.file_of(folder, rank), is_trace=False)
             if trace is not None and rank == 0:
                 _try(trace, is_trace=True)
+        replaces = rank == 0 and _has_records_of_another_run(folder, size)
         end("another timeline has begun", next_place=(folder, trace))
         _current = Recording(folder, trace, rank, size, mark_cycles, is_asked_by_variable)
+        _used.add(os.path.realpath(folder))
+        if replaces:
+            hint = "give each run a place of its own to keep both"
+            print(
+                f"ringreduce: the timeline of an earlier run in {trace or folder} is replaced; {hint}", file=sys.stderr
+            )
         _end_as_child()
 
 
@@ -301,14 +310,32 @@ def _make(folder: Path, is_named: bool) -> None:
         )
 
 
+def _has_records_of_another_run(folder: Path, size: int) -> bool:
+    """Whether rank 0's timeline there will replace one of another process.
+
+    A process that has executed another program is the same one: the mark in its environment says so.
+    """
+    if os.path.realpath(folder) in _used or os.environ.get(VARIABLE) == f"{inheritance.this_process()} {folder}":
+        return False
+    # Other ranks of this job may have begun already: the files of their numbers say nothing.
+    mine = record_file.file_of(folder, 0)
+    with suppress(OSError):
+        return any(path.is_file() and path.stat().st_size != 0 for path in (mine, *_ranks_from(folder, size)))
+    return False
+
+
+def _ranks_from(folder: Path, size: int) -> list[Path]:
+    """The files of ranks that a job of this size does not have."""
+    numbers = {path: path.stem.removeprefix("rank-") for path in folder.glob(record_file.FILES)}
+    return [path for path, number in numbers.items() if number.isdigit() and int(number) >= size]
+
+
 def _remove_ranks_from(folder: Path, size: int) -> None:
     """Removes what ranks that this job does not have left here: those of a larger job that has ended."""
-    for path in folder.glob(record_file.FILES):
-        number = path.stem.removeprefix("rank-")
-        if number.isdigit() and int(number) >= size:
-            with suppress(OSError), path.open("r+b") as file:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
+    for path in _ranks_from(folder, size):
+        with suppress(OSError), path.open("r+b") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
 
 
 def _clock_name() -> str:

@@ -122,3 +122,56 @@ def test_a_timeline_goes_on_where_another_one_cannot_begin(tmp_path: Path) -> No
     ]
     assert names_in(tmp_path / "records") == ["before", "after"]
     assert list(traced.iterdir()) == []
+
+
+ONE_RUN = """
+import sys, numpy as np, ringreduce as hvd
+with hvd.init():
+    hvd.allreduce(np.ones(3, np.float32), name=sys.argv[1])
+"""
+
+
+def ringrun(tmp_path: Path, size: int, timeline: str, *names: str) -> str:
+    """What stderr says of a job each of whose ranks runs the program once for each name."""
+    (tmp_path / "one_run.py").write_text(ONE_RUN)
+    calls = "; ".join(f"{sys.executable} one_run.py {name}" for name in names)
+    launcher = [sys.executable, "-m", "ringreduce", "run", "-np", str(size), "--timeline", timeline]
+    done = completed([*launcher, "bash", "-c", calls], env=clean_environment(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize(("timeline", "folder"), [("records", "records"), ("job.json", "job.json.ranks")])
+def test_an_earlier_runs_timeline_is_said_to_be_replaced(timeline: str, folder: str, tmp_path: Path) -> None:
+    line = (
+        f"ringreduce: the timeline of an earlier run in {tmp_path / timeline} is replaced; "
+        "give each run a place of its own to keep both\n"
+    )
+    assert ringrun(tmp_path, 2, timeline, "a", "b").replace("rank 0: ", "") == line
+    assert names_in(tmp_path / folder) == ["b"]
+    assert line in ringrun(tmp_path, 1, timeline, "c")
+    for path in (tmp_path / folder).iterdir():
+        path.rename(path.with_name("rank-0001.rr"))  # of a larger job, rank 0 of which ran elsewhere
+    assert line in ringrun(tmp_path, 1, timeline, "d")
+    assert names_in(tmp_path / folder) == ["d"]
+
+
+OWN_ANEW = """
+import numpy as np, ringreduce as hvd
+for name in ("first", "second"):
+    with hvd.init():
+        hvd.start_timeline("records")
+        hvd.allreduce(np.ones(3, np.float32), name=name)
+        hvd.start_timeline("records")
+        hvd.allreduce(np.ones(3, np.float32), name=name)
+"""
+
+
+def test_a_process_that_replaces_its_own_timeline_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "records").mkdir()
+    command = [sys.executable, "-c", OWN_ANEW]
+    done = completed(command, env=clean_environment(), cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert names_in(tmp_path / "records") == ["second"]
+    done = completed(command, env=clean_environment(), cwd=tmp_path)
+    assert done.stderr.count("the timeline of an earlier run in ") == done.stderr.count("\n") == 1
