@@ -172,5 +172,7 @@ def _of_operations(found: Analysis) -> Iterator[str]:
         times = [wording.seconds(ns) for ns in (row.time_ns, row.p50_ns, row.p99_ns, row.max_ns)]
         fast = "GPU" if row.on_gpu else f"{row.busbw_GBps:.2f}" if row.busbw_GBps is not None else "-"
         figures = f"{row.operations:>8} {wording.nbytes(row.nbytes):>8} " + " ".join(f"{time:>8}" for time in times)
-        name = wording.label(job.kinds[row.kind], job.names[row.name])
-        yield f"{figures} {fast:>10}  {wording.printable(name, WIDTH - len(figures) - 13)}"
+        # Once cut, to what the line has room for: a name that is cut twice has lost its end.
+        kind = wording.printable(job.kinds[row.kind], 20)
+        room = WIDTH - len(figures) - 13 - len(f"{kind} ''")
+        yield f"{figures} {fast:>10}  {wording.label(kind, job.names[row.name], room)}"

@@ -40,9 +40,14 @@ def percent(share: float) -> str:
 
 
 def printable(text: str, most: int = MOST_OF_A_NAME) -> str:
-    """Without what moves a cursor, and not longer than `most`."""
-    shown = "".join(letter if letter.isprintable() else "?" for letter in text[: most + 1])
-    return shown if len(shown) <= most else shown[: most - 3] + "..."
+    """Without what moves a cursor, and not longer than `most`, which is at least 3.
+
+    What is longer loses its middle: names of layers differ at their ends as often as at their beginnings.
+    """
+    if len(text) > most:
+        of_end = (most - 3) // 2
+        text = f"{text[: most - 3 - of_end]}...{text[len(text) - of_end :]}"
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def warning(text: str) -> str:

@@ -95,7 +95,7 @@ def test_nothing_comes_from_elsewhere_and_only_our_script_runs(tmp_path: Path) -
     policy = next(attributes["content"] or "" for tag, attributes in shown.elements if "http-equiv" in attributes)
     digest = b64encode(sha256(shown.texts["script"][0].encode()).digest()).decode()
     assert policy.split("; ") == ["default-src 'none'", "style-src 'unsafe-inline'", f"script-src 'sha256-{digest}'"]
-    assert any("<script>alert(1)" in title for title in shown.texts["title"])  # told, as text
+    assert any("<script>alert(1" in title for title in shown.texts["title"])  # told, as text
 
 
 def test_the_page_suits_light_and_dark(tmp_path: Path) -> None:

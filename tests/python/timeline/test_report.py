@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from timeline_files import KINDS, US, RankFile, call, found_in, pair, steady_job, stepping, write_all
 
-from ringreduce.timeline import report
+from ringreduce.timeline import report, wording
 from ringreduce.timeline.analysis.found import analyse
 from ringreduce.timeline.job import Job
 from ringreduce.timeline.record_file import GPU_MEMORY, SHARED_BUCKET
@@ -63,7 +63,7 @@ def test_the_text_fits_a_terminal_whatever_the_names(tmp_path: Path) -> None:
     assert 2 < begin < 20  # warnings come first, and not all of 40,
     assert "more; --json has them all" in lines[begin - 1]
     assert lines[begin + 1].startswith("Rank 33 makes the others wait")  # then what matters
-    assert re.search(r"^ +33 node-with-a-n\.\.\.", text, re.MULTILINE)  # the late one is among the 16 that are shown
+    assert re.search(r"^ +33 node-wi\.\.\.s-long ", text, re.MULTILINE)  # the late one is among the 16 that are shown
     assert "and 24 more" in text
 
 
@@ -111,3 +111,25 @@ def test_a_timeline_without_operations_is_reported_as_such(tmp_path: Path) -> No
 def test_kinds_of_the_report_are_those_of_the_files() -> None:
     """The bandwidth of allgather and allreduce goes by the kinds' names."""
     assert {"allreduce", "allgather", "reducescatter", "alltoall"} <= set(KINDS)
+
+
+def test_names_that_differ_at_either_end_differ_in_the_rows(tmp_path: Path) -> None:
+    long = "model.encoder.layers." + "attention." * 8
+    names = ["a." + long + "bias", "a." + long + "weight", "b." + long + "bias"]
+    text = report.text(analyse(Job.load(write_all(steady_job(2, 2, names=names), tmp_path))))
+    of_path, of_operation = r"^ +\S+ % +\S+ us (allreduce .*)$", r"  (allreduce .*)$"
+    for row in (of_path, of_operation):
+        shown = set(re.findall(row, text, re.MULTILINE))
+        assert len(shown) == 3
+        assert all(re.fullmatch(r"allreduce '[ab]\.mod.*\.\.\..*on\.(bias|weight)'", one) for one in shown), shown
+
+
+@pytest.mark.parametrize("most", [3, 4, 8, 9, 20, 21])
+def test_a_text_that_is_too_long_loses_its_middle(most: int) -> None:
+    whole = "abcdefghijklmnopqrst"
+    shown = wording.printable(whole, most)
+    assert len(shown) == min(most, len(whole))
+    head, _, tail = shown.partition("...")
+    assert shown == whole if most >= len(whole) else whole.startswith(head) and whole.endswith(tail)
+    assert abs(len(head) - len(tail)) <= 1 or most >= len(whole)
+    assert wording.printable("\x1b" + "x" * 100 + "\n", 7) == "?x...x?"
