@@ -82,7 +82,7 @@ def facts() -> dict[str, Any]:
 
 
 def _met(rank: int, size: int) -> Met:
-    host, port = parse_address(config.value("RINGREDUCE_ADDRESS").value)
+    host, port = parse_address(config.value("RINGREDUCE_ADDRESS").value, "RINGREDUCE_ADDRESS=")
     secret = read_secret(config.value("RINGREDUCE_SECRET_FILE").value)
     meeting = TcpMeeting(host, port, secret, rank, size, 0, "doctor", segment_nbytes=SMALL_SEGMENT_NBYTES)
     return meet(meeting, Deadline(MEET_S))

@@ -249,17 +249,26 @@ def _read(launcher: Launcher, environ: Environ) -> Placement:
     size_name, size = _first_integer(launcher, launcher.size, environ)
     _check_within(rank_name, rank, size_name, size)
     place = Placement(rank, size, rank, size, 0, 1, launcher.source, launcher.job(environ))
-    if launcher.local_rank in environ and launcher.local_size in environ:
+    if _has_pair(launcher, launcher.local_rank, launcher.local_size, environ):
         local_size = _integer(launcher.local_size, environ)
         local_rank = _integer(launcher.local_rank, environ)
         _check_within(launcher.local_rank, local_rank, launcher.local_size, local_size)
         place = replace(place, local_rank=local_rank, local_size=local_size)
-    if launcher.cross_rank in environ and launcher.cross_size in environ:
+    if _has_pair(launcher, launcher.cross_rank, launcher.cross_size, environ):
         cross_size = _integer(launcher.cross_size, environ)
         cross_rank = _integer(launcher.cross_rank, environ)
         _check_within(launcher.cross_rank, cross_rank, launcher.cross_size, cross_size)
         place = replace(place, cross_rank=cross_rank, cross_size=cross_size)
     return place
+
+
+def _has_pair(launcher: Launcher, rank: str, size: str, environ: Environ) -> bool:
+    """Whether both are set. Half a pair is an error where the names are ours; others' launchers may set one alone."""
+    has_rank, has_size = rank in environ, size in environ
+    if launcher.source == "ringrun" and has_rank != has_size:
+        there, missing = (rank, size) if has_rank else (size, rank)
+        raise InvalidArgumentError(f"{there}={environ[there]} is set, but {missing} is not set: set both, or neither")
+    return has_rank and has_size
 
 
 def _first_integer(launcher: Launcher, names: tuple[str, ...], environ: Environ) -> tuple[str, int]:

@@ -86,7 +86,7 @@ def _place() -> dict[str, Any]:
     if "RINGREDUCE_RANK" not in os.environ:
         return {}
     address = os.environ["RINGREDUCE_ADDRESS"]
-    host, _ = parse_address(address)
+    host, _ = parse_address(address, "RINGREDUCE_ADDRESS=")
     if "GLOO_SOCKET_IFNAME" not in os.environ:
         os.environ["GLOO_SOCKET_IFNAME"] = interface_to(host, "gloo")
     place = detect(network=True)

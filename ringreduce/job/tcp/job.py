@@ -45,15 +45,17 @@ Source = Literal["address", "host", "mpi", "torchrun", "slurm"]
 """What tells the ranks where rank 0 listens."""
 
 
-def host_and_port(address: str) -> tuple[str, int]:
+def host_and_port(address: str, what: str = "RINGREDUCE_ADDRESS=") -> tuple[str, int]:
     """Of RINGREDUCE_ADDRESS: ("", 0) of "", ("", port) of ":port". Raises InvalidArgumentError.
+
+    what: as parse_address()'s.
 
     >>> host_and_port(":29400")
     ('', 29400)
     """
     if address[:1] == ":" and address[1:].isdecimal() and 0 < int(address[1:]) < 65536:
         return "", int(address[1:])
-    return parse_address(address) if address else ("", 0)
+    return parse_address(address, what) if address else ("", 0)
 
 
 def init_timeout_s(environ: Mapping[str, str]) -> float:
@@ -68,7 +70,8 @@ def source(place: Placement, wanted: TcpWanted) -> Source | None:
         InvalidArgumentError: the address or the transport cannot be.
         UnavailableError: TCP is asked for, or nothing else is possible, and there is no such source.
     """
-    host, port = host_and_port(wanted.address)
+    is_variables = wanted.address == config.value("RINGREDUCE_ADDRESS").value
+    host, port = host_and_port(wanted.address, "RINGREDUCE_ADDRESS=" if is_variables else "address ")
     asked = bool(wanted.address) or wanted.transport in TCP
     if wanted.transport in ("mpi", "shm"):
         if asked:

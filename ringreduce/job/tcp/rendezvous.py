@@ -180,8 +180,10 @@ def address_text(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def parse_address(text: str) -> tuple[str, int]:
+def parse_address(text: str, what: str = "address ") -> tuple[str, int]:
     """Host and port of "host:port"; an IPv6 address stands in brackets. Raises InvalidArgumentError.
+
+    what: stands before the text in an error, as "RINGREDUCE_ADDRESS=".
 
     >>> parse_address("[fe80::1]:29500")
     ('fe80::1', 29500)
@@ -190,12 +192,12 @@ def parse_address(text: str) -> tuple[str, int]:
     bracketed = host.startswith("[") and host.endswith("]")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536 or (":" in host and not bracketed):
         raise InvalidArgumentError(
-            f'address {text!r} is not of the form "host:port": the host of rank 0 and a port that is free there'
+            f'{what}{text!r} is not of the form "host:port": the host of rank 0 and a port that is free there'
         )
     try:
         host.encode("idna")
     except UnicodeError as error:
-        raise InvalidArgumentError(f"address {text!r}: {host!r} cannot be a host's name: {error}") from None
+        raise InvalidArgumentError(f"{what}{text!r}: {host!r} cannot be a host's name: {error}") from None
     return host.strip("[]"), int(port)
 
 

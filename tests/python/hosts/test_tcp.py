@@ -24,6 +24,9 @@ from tcp_jobs import first_lines, secret_file, tcp_environment, train_job
 import ringreduce
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.deadline import Deadline
+from ringreduce.job.environment import Placement
+from ringreduce.job.places import TcpWanted
+from ringreduce.job.tcp.job import host_and_port, source
 from ringreduce.job.tcp.rendezvous import TcpMeeting, meet, parse_address, read_secret
 from ringreduce.lab.lab import Lab
 from ringreduce.lab.ranks import pid_of
@@ -447,7 +450,7 @@ def test_ranks_that_differ_in_their_number(tcp: dict[str, str]) -> None:
     ("change", "words"),
     [
         ({"RINGREDUCE_ADDRESS": ""}, ["UnavailableError", "RINGREDUCE_ADDRESS=host:port"]),
-        ({"RINGREDUCE_ADDRESS": "here"}, ["InvalidArgumentError", "'here'", '"host:port"']),
+        ({"RINGREDUCE_ADDRESS": "here"}, ["InvalidArgumentError", "RINGREDUCE_ADDRESS='here'", '"host:port"']),
         ({"RINGREDUCE_ADDRESS": "192.0.2.1:29500"}, ["InvalidArgumentError", "cannot listen at 192.0.2.1:29500"]),
         ({"RINGREDUCE_SECRET_FILE": ""}, ["InvalidArgumentError", "no secret_file", "umask 077"]),
         ({"RINGREDUCE_SECRET_FILE": "/nowhere"}, ["InvalidArgumentError", "/nowhere", "cannot be read"]),
@@ -486,6 +489,16 @@ def test_the_secret_is_for_its_user_alone(tmp_path: Path) -> None:
 def test_addresses_that_are_none(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="host:port"):
         parse_address(text)
+
+
+def test_an_address_goes_by_the_name_of_who_gave_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Placement(0, 2, 0, 2, 0, 1, "ringrun", "")
+    monkeypatch.setenv("RINGREDUCE_ADDRESS", "here")
+    for given, shown in (("here", "RINGREDUCE_ADDRESS='here'"), ("there", "address 'there'")):
+        with pytest.raises(InvalidArgumentError, match=f'^{shown} is not of the form "host:port"'):
+            source(place, TcpWanted(given, "", "auto", None))
+    with pytest.raises(InvalidArgumentError, match=r"^RINGREDUCE_ADDRESS='a\.\.b:1': 'a\.\.b' cannot be a "):
+        host_and_port("a..b:1")
 
 
 @pytest.mark.parametrize("name", ["a..b", "x" * 64])

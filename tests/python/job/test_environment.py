@@ -146,6 +146,10 @@ def test_arguments_win() -> None:
     assert detect(0, 2, environ={}, network=False).job == detect(1, 2, environ={}, network=False).job != ""
 
 
+def without(environ: dict[str, str], name: str) -> dict[str, str]:
+    return {key: value for key, value in environ.items() if key != name}
+
+
 BAD = [
     ("no number", RINGRUN | {"RINGREDUCE_RANK": "one"}, ["RINGREDUCE_RANK", "'one'"]),
     ("empty", RINGRUN | {"RINGREDUCE_SIZE": ""}, ["RINGREDUCE_SIZE"]),
@@ -158,6 +162,8 @@ BAD = [
     ("no rank", {"RINGREDUCE_SIZE": "4"}, ["RINGREDUCE_SIZE=4", "RINGREDUCE_RANK is not set"]),
     ("no rank", {"HOROVOD_SIZE": "2"}, ["HOROVOD_SIZE=2", "HOROVOD_RANK is not set"]),
     ("no rank, no number", {"RINGREDUCE_SIZE": "four"}, ["RINGREDUCE_SIZE='four'"]),
+    ("half a pair", without(RINGRUN, "RINGREDUCE_LOCAL_SIZE"), ["RINGREDUCE_LOCAL_RANK=1", "_LOCAL_SIZE is not set"]),
+    ("half a pair", without(RINGRUN, "RINGREDUCE_CROSS_RANK"), ["RINGREDUCE_CROSS_SIZE=1", "_CROSS_RANK is not set"]),
     ("no size", {"OMPI_COMM_WORLD_RANK": "0"}, ["OMPI_COMM_WORLD_SIZE is not set"]),
     ("no telling who is inner", TORCHRUN_OF_1 | OPEN_MPI, ["TORCHELASTIC_RUN_ID=", "OMPI_COMM_WORLD_RANK=2", "env -u"]),
     ("no size", {"PMIX_RANK": "0"}, ["PMIX_RANK=0", "PMI_SIZE", "SLURM_NTASKS"]),
@@ -173,6 +179,13 @@ def test_a_bad_value_is_an_error_that_names_the_variable(environ: dict[str, str]
         detect(environ=environ, network=False)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_half_a_pair_of_another_launchers_is_left_out() -> None:
+    place = detect(environ=without(HOROVODRUN, "HOROVOD_LOCAL_SIZE"), network=False)
+    assert (place.local_rank, place.local_size) == (1, 2)
+    place = detect(environ={"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, network=False)
+    assert (place.local_rank, place.local_size) == (1, 2)
 
 
 @pytest.mark.parametrize(

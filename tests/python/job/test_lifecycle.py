@@ -359,12 +359,39 @@ def test_unknown_variables_warn_with_the_nearest_name() -> None:
         ("HOROVOD_FUSION_THRESHOLD", "many"),
         ("RINGREDUCE_ALGORITHM", "magic"),
         ("RINGREDUCE_DYNAMIC_PROCESS_SETS", "maybe"),
+        ("RINGREDUCE_CHUNK", "3.5"),
+        ("HOROVOD_FUSION_THRESHOLD", "1e-3"),
+        ("RINGREDUCE_CACHE_CAPACITY", "4096.5"),
+        ("HOROVOD_STALL_CHECK_DISABLE", "true"),
+        ("HOROVOD_STALL_CHECK_DISABLE", ""),
     ],
 )
 def test_bad_values_name_the_variable(name: str, value: str) -> None:
     text = run_ranks(init_error, 1, env={name: value})[0]
     assert text.startswith("InvalidArgumentError: "), text
     assert f"{name}={value}" in text
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"RINGREDUCE_CHUNK": "8192.0", "RINGREDUCE_FUSION_THRESHOLD": "1e6", "HOROVOD_CACHE_CAPACITY": "0"},
+        {"HOROVOD_STALL_CHECK_DISABLE": "0"},
+        {"HOROVOD_STALL_CHECK_DISABLE": "1"},
+        {"HOROVOD_STALL_CHECK_DISABLE": "true", "RINGREDUCE_STALL_WARNING": "5"},  # ours alone is read
+        {"HOROVOD_FUSION_THRESHOLD": "3.5", "RINGREDUCE_FUSION_THRESHOLD": "3"},
+    ],
+    ids=str,
+)
+def test_whole_numbers_in_any_form_and_switches_are_taken(variables: dict[str, str]) -> None:
+    assert run_ranks(inits, 1, env=variables) == [1]
+
+
+def inits() -> int:
+    import ringreduce as rr
+
+    with rr.init() as world:
+        return world.size
 
 
 def init_error() -> str:

@@ -310,6 +310,12 @@ def test_an_output_within_the_input(transport: str, run_ranks: Callable[..., Any
     run_ranks(overwrite_the_input, 3, args=(str(tmp_path),), env=env)
 
 
+def test_a_bad_value_names_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGREDUCE_CHUNK", "3.5")
+    with pytest.raises(hvd.InvalidArgumentError, match=r"RINGREDUCE_CHUNK=3\.5: expected a whole number"):
+        dist.init_process_group("ringreduce", store=dist.FileStore(f"{tmp_path}/store", 1), rank=0, world_size=1)
+
+
 @pytest.mark.parametrize("backend", ["ringreduce", "cpu:ringreduce", "cpu:ringreduce,cuda:nccl"])
 def test_one_rank_and_maps_of_devices(backend: str, tmp_path: Path) -> None:
     dist.init_process_group(backend, store=dist.FileStore(f"{tmp_path}/store", 1), rank=0, world_size=1)
