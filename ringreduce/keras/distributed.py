@@ -9,7 +9,8 @@ only; so there the reduction comes just before clipping.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -32,6 +33,8 @@ class DistributedMixin:
     _accumulated: tuple[list[Any], int | None] | None = None
     """Within apply() with accumulation: the variables that _clip_gradients() will be given the gradients of, and
     mark_of() them."""
+    _is_reduced = False
+    """Within apply() of a LossScaleOptimizer that has had the gradients reduced."""
 
     def register_local_var(self, var: Any) -> None:
         """Leaves a variable's gradient out of the reduction: each rank has its own value of the variable.
@@ -62,19 +65,49 @@ class DistributedMixin:
             [gradients[i] for i in present]
         ):
             self._reduction.first_step.before_apply(self, variables)
+        if self._is_reduced:
+            return self._plain_apply(gradients, trainable_variables)
+        if not self._accumulates():
+            return self._plain_apply(self._reduced(gradients, variables), trainable_variables)
+        _, usual_variables, mark = self._overwriting_reduced(gradients, variables)
+        return self._apply_accumulating(gradients, trainable_variables, usual_variables, mark)
+
+    def _reduced(self, grads: Iterable[Any], variables: list[Any]) -> list[Any]:
+        """What apply() makes of gradients before it applies them, without accumulation. Collective.
+
+        For a loss scale, which looks at gradients before apply() is called: see _applying_reduced().
+        """
+        me: Any = self
+        gradients = list(grads)
+        usual, usual_variables, mark = self._overwriting_reduced(gradients, variables)
+        results = self._reduction.reduce([gradients[i] for i in usual], usual_variables, me._var_key, mark)
+        for i, gradient in zip(usual, results, strict=True):
+            gradients[i] = gradient
+        return gradients
+
+    @contextmanager
+    def _applying_reduced(self) -> Iterator[None]:
+        """Within it apply() takes gradients that _reduced() has given."""
+        vars(self)["_is_reduced"] = True
+        try:
+            yield
+        finally:
+            del vars(self)["_is_reduced"]
+
+    def _overwriting_reduced(
+        self, gradients: list[Any], variables: list[Any]
+    ) -> tuple[list[int], list[Any], int | None]:
+        """Reduces, in the list, those that overwrite their variable. The places of the others, their variables, and
+        mark_of() all."""
+        me: Any = self
+        present = [i for i, gradient in enumerate(gradients) if gradient is not None]
         special = [i for i in present if me._overwrite_variable_with_gradient(variables[i])]
         usual = [i for i in present if i not in special]
         if self._reduction.is_needed():
             # These are no gradients but float8's new scales, for which the largest one is right on all ranks.
             for i, value in zip(special, self._reduction.largest([gradients[i] for i in special]), strict=True):
                 gradients[i] = value
-        usual_variables, mark = [variables[i] for i in usual], self._reduction.mark(variables, present, me._var_key)
-        if self._accumulates():
-            return self._apply_accumulating(gradients, trainable_variables, usual_variables, mark)
-        results = self._reduction.reduce([gradients[i] for i in usual], usual_variables, me._var_key, mark)
-        for i, gradient in zip(usual, results, strict=True):
-            gradients[i] = gradient
-        return self._plain_apply(gradients, trainable_variables)
+        return usual, [variables[i] for i in usual], self._reduction.mark(variables, present, me._var_key)
 
     def _check_local(self, variables: list[Any]) -> None:
         """Raises InvalidArgumentError where local variables are clipped together with shared ones."""

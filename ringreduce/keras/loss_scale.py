@@ -2,6 +2,9 @@
 
 A LossScaleOptimizer looks at the gradients before the optimizer inside it does. Each rank would judge its own, and one
 that leaves a step out would leave the others waiting in the reduction. So what it sees is agreed upon.
+
+Then it divides by the scale. float16 has less range than the gradients that it divides: it would make of them what the
+look has not seen, infinities and zeros. So what compresses to float16 reduces before both, and the look is at the sum.
 """
 
 from __future__ import annotations
@@ -10,11 +13,13 @@ from typing import Any
 
 import keras
 
+from ringreduce.common.compression import NoneCompressor
+from ringreduce.errors import InvalidArgumentError
 from ringreduce.keras.distributed import DistributedMixin
 from ringreduce.keras.gradient_reduction import GradientReduction
 
 Plain = keras.optimizers.LossScaleOptimizer
-_check_finite = Plain.check_finite
+_check_finite, _apply, _stateless_apply = Plain.check_finite, Plain.apply, Plain.stateless_apply
 
 
 def _agreed(reduction: GradientReduction, finite: Any) -> Any:
@@ -37,11 +42,13 @@ class LossScaleMixin:
 
 
 def watch() -> None:
-    """Has every LossScaleOptimizer around a DistributedOptimizer agree likewise; others are left as they are.
+    """Has every LossScaleOptimizer around a DistributedOptimizer do likewise; others are left as they are.
 
     model.compile() makes one when the policy is mixed_float16, where nobody could hand it another class.
     """
     Plain.check_finite = _check_finite_of_all
+    Plain.apply = _apply_of_all
+    Plain.stateless_apply = _stateless_apply_of_all
 
 
 def _check_finite_of_all(self: Any, grads: Any) -> Any:
@@ -50,4 +57,51 @@ def _check_finite_of_all(self: Any, grads: Any) -> Any:
     return _agreed(inner._reduction, finite) if isinstance(inner, DistributedMixin) else finite
 
 
-_check_finite_of_all.__doc__ = _check_finite.__doc__
+def _apply_of_all(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    inner = self.inner_optimizer
+    if trainable_variables is not None:
+        trainable_variables = list(trainable_variables)  # which is passed on, and may be an iterator
+    variables = trainable_variables if trainable_variables or not self.built else self._trainable_variables
+    if not _reduces_first(inner) or len(grads) != len(variables or ()):
+        return _apply(self, grads, trainable_variables)
+    scaled = inner._reduced(grads, variables)
+    with inner._applying_reduced():
+        return _apply(self, scaled, trainable_variables)
+
+
+def _stateless_apply_of_all(self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+    inner = self.inner_optimizer
+    if not self.built or not _reduces_first(inner) or len(grads) != len(self._trainable_variables):
+        return _stateless_apply(self, optimizer_variables, grads, trainable_variables)
+    scaled = inner._reduced(grads, self._trainable_variables)
+    with inner._applying_reduced():
+        return _stateless_apply(self, optimizer_variables, scaled, trainable_variables)
+
+
+def _reduces_first(inner: Any) -> bool:
+    """Whether the gradients have to be reduced while they are scaled: of what compresses only bfloat16 has the range.
+
+    Raises:
+        InvalidArgumentError: they would have to, and what is reduced are sums of several passes.
+    """
+    if not isinstance(inner, DistributedMixin) or not inner._reduction.is_needed():
+        return False
+    compression = inner._reduction.settings.compression
+    if compression is NoneCompressor or "bfloat16" in str(getattr(compression, "dtype", "")):
+        return False
+    if inner._accumulates():
+        raise InvalidArgumentError(
+            "LossScaleOptimizer with several passes to a step (backward_passes_per_step, gradient_accumulation_steps) "
+            f"and the compression {getattr(compression, '__name__', compression)}: the sums of the passes are reduced "
+            "when they are unscaled and found finite, and float16 would make infinities and zeros of them in silence; "
+            "take compression=hvd.Compression.bf16, which has the range of float32, or one pass to a step"
+        )
+    return True
+
+
+for _ours, _theirs in (
+    (_check_finite_of_all, _check_finite),
+    (_apply_of_all, _apply),
+    (_stateless_apply_of_all, _stateless_apply),
+):
+    _ours.__doc__ = _theirs.__doc__

@@ -8,11 +8,10 @@ from typing import Any
 import keras
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError
-from ringreduce.keras import copies
+from ringreduce.keras import copies, loss_scale
 from ringreduce.keras.distributed import DistributedMixin
 from ringreduce.keras.first_step import FirstStep, watch
 from ringreduce.keras.gradient_reduction import GradientReduction
-from ringreduce.keras.loss_scale import LossScaleMixin
 
 
 def wrap(optimizer: Any, reduction: GradientReduction) -> Any:
@@ -25,14 +24,17 @@ def wrap(optimizer: Any, reduction: GradientReduction) -> Any:
     plain = type(optimizer)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise InvalidArgumentError(f"DistributedOptimizer takes an optimizer of Keras 3, not {optimizer!r}")
-    if isinstance(optimizer, (DistributedMixin, LossScaleMixin)) or isinstance(
+    if isinstance(optimizer, (DistributedMixin, loss_scale.LossScaleMixin)) or isinstance(
         getattr(optimizer, "inner_optimizer", None), DistributedMixin
     ):
         raise InvalidArgumentError("this optimizer is a DistributedOptimizer already")
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    wrapped: Any = object.__new__(_subclass(plain, LossScaleMixin if scales else DistributedMixin, reduction))
+    wrapped: Any = object.__new__(
+        _subclass(plain, loss_scale.LossScaleMixin if scales else DistributedMixin, reduction)
+    )
     vars(wrapped).update(vars(optimizer))
     if scales:
+        loss_scale.watch()
         wrapped.inner_optimizer = wrap(optimizer.inner_optimizer, reduction)
     else:
         settings = reduction.settings

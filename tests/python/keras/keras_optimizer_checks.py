@@ -229,6 +229,65 @@ def loss_scaling_leaves_out_the_same_steps(hvd: Any) -> None:
     assert float(keras.ops.convert_to_numpy(own.dynamic_scale)) == (scale / 2 if rank == 1 else scale)
 
 
+def loss_scaling_sees_what_a_compression_makes(hvd: Any) -> None:
+    """fp16 has less range than gradients: what it makes infinite is left out, and what the scale lifts is kept."""
+    rank, fp16 = hvd.rank(), hvd.Compression.fp16
+    ways = (True,) if keras.backend.backend() == "jax" else (False, True)
+    each = [(compiled, outside) for compiled in ways for outside in (False, True)]
+
+    def made(outside: bool, scale: float, **options: Any) -> Any:
+        own = {name: options.pop(name) for name in ("gradient_accumulation_steps",) if name in options}
+        plain = SGD(1.0, **own)
+        if outside:
+            return hvd.DistributedOptimizer(LossScaleOptimizer(plain, initial_scale=scale), **options)
+        return LossScaleOptimizer(hvd.DistributedOptimizer(plain, **options), initial_scale=scale)
+
+    def stepped(optimizer: Any, steps: list[list[Any]], compiled: bool) -> tuple[list[float], float]:
+        variables = [keras.Variable(np.zeros(1), dtype="float64", name=f"v{i}") for i in range(len(steps[0]))]
+        after = apply_steps(optimizer, [[np.array([g]) for g in step] for step in steps], variables, compiled)
+        return [float(one[0]) for one in after], float(keras.ops.convert_to_numpy(optimizer.dynamic_scale))
+
+    for compiled, outside in each:
+        small = [[1e-8 * 2.0**15 * (rank + 1), -3e-8 * 2.0**15]]
+        for compression in (fp16, hvd.Compression.bf16, hvd.Compression.none):
+            options = {"compression": compression}
+            moved, left = stepped(made(outside, 2.0**15, **options), small, compiled)
+            assert moved == pytest.approx([-1.5e-8, 3e-8], rel=0.01), (compression, compiled, outside)
+            assert left == 2.0**15
+
+        # In the first step fp16 makes one rank's gradient infinite, in the second one none.
+        steps = [[70000.0 if rank == 1 else 1.0, 1.0], [100.0, 1.0]]
+        moved, left = stepped(made(outside, 4.0, compression=fp16), steps, compiled)
+        assert (moved, left) == ([-50.0, -0.5], 2.0)
+        # And here their sum, where fp16 is what is summed.
+        moved, left = stepped(made(outside, 4.0, compression=fp16, op=hvd.Sum), [[40000.0], [100.0]], compiled)
+        assert (moved, left) in (([-100.0], 2.0), ([-20050.0], 4.0))
+        assert len({str(hvd.broadcast_object((moved, left), root)) for root in (0, 1)}) == 1
+        for compression in (hvd.Compression.bf16, hvd.Compression.none):  # these have the range
+            moved, left = stepped(made(outside, 4.0, compression=compression), [[70000.0], [100.0]], compiled)
+            assert moved == pytest.approx([-17525.0], rel=0.01)
+            assert left == 4.0
+
+    class Own(SGD):  # type: ignore[misc, unused-ignore]
+        def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+            return super().apply(grads, trainable_variables)
+
+    def passes(optimizer: Any, outside: bool, compression: Any) -> Any:
+        if outside:
+            return hvd.DistributedOptimizer(LossScaleOptimizer(optimizer), compression=compression)
+        return LossScaleOptimizer(hvd.DistributedOptimizer(optimizer, compression=compression))
+
+    for compiled, outside in each:
+        of_two = passes(SGD(1.0, gradient_accumulation_steps=2), outside, fp16)
+        with pytest.raises(Exception, match=r"(?s)LossScaleOptimizer with several passes.*hvd\.Compression\.bf16"):
+            stepped(of_two, [[1.0], [1.0]], compiled)
+        of_two = passes(SGD(1.0, gradient_accumulation_steps=2), outside, hvd.Compression.bf16)
+        assert stepped(of_two, [[2.0**15], [2.0**15]], compiled) == ([-1.0], 2.0**15)
+        # Its own apply() reduces in every call, also where Keras's adds up.
+        of_own = passes(Own(1.0, gradient_accumulation_steps=2), outside, fp16)
+        assert stepped(of_own, [[256.0 * (rank + 1)], [256.0]], compiled) == ([-1.25 * 2.0**-7], 2.0**15)
+
+
 def other_classes_of_optimizers(hvd: Any) -> None:
     mine = [gradients(step, hvd.rank()) for step in range(2)]
     mean = [mean_gradients(step, hvd.size()) for step in range(2)]
@@ -339,6 +398,7 @@ CHECKS = [
     groups_may_be_lists_of_variables,
     process_sets_and_compression,
     loss_scaling_leaves_out_the_same_steps,
+    loss_scaling_sees_what_a_compression_makes,
     other_classes_of_optimizers,
     it_stays_the_same_optimizer,
     ranks_without_the_same_gradients_are_told,
