@@ -149,7 +149,7 @@ class _DistributedOptimizer(Wrapper):
         return list(zip(reduce(grads, variables), variables, strict=True))
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
-        """The wrapped optimizer's; with backward_passes_per_step, in every n-th call."""
+        """The wrapped optimizer's; with backward_passes_per_step, in every n-th call. global_step counts all calls."""
         pairs = list(grads_and_vars)
 
         def update() -> Any:
@@ -159,7 +159,11 @@ class _DistributedOptimizer(Wrapper):
 
         if self._aggregation is None:
             return update()
-        return self._aggregation.apply(update, [grad for grad, _ in pairs])
+
+        def counted() -> Any:
+            return None if global_step is None else tf.compat.v1.assign_add(global_step, 1)
+
+        return self._aggregation.apply(update, [grad for grad, _ in pairs], counted)
 
     def _reduced(self, grads: list[Any], variables: list[Any]) -> list[Any]:
         return self._reducer.with_local(grads, variables, self._local_vars, self._scale_local_gradients)

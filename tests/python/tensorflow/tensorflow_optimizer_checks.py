@@ -268,7 +268,7 @@ def legacy_graph(rank: int) -> None:
                     near(session.run(x), BASE - 6 * (count // passes) * passes)
                     moved = (count // passes) * passes
                     near(session.run(table), -np.outer([1, 2, 3, 6], [1, 1]) * moved)
-                    assert session.run(step) == count // passes
+                    assert session.run(step) == count  # each pass, as in Horovod
 
     with tf.Graph().as_default(), v1.Session() as session:
         x, y = v1.Variable([1.0 + rank]), v1.Variable([2.0 * rank], use_resource=True)
@@ -289,6 +289,49 @@ def legacy_graph(rank: int) -> None:
     lazy = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2)
     with pytest.raises(ValueError, match="IndexedSlices are not supported when `backward_passes_per_step`"):
         lazy._aggregation.add([slices], [tf.Variable(tf.zeros([4, 2]))])
+
+
+def legacy_passes_are_steps(rank: int) -> None:
+    """A script that ends by its global step makes as many passes as with Horovod, which counts every one of them."""
+    assert passes_until_step(8, rank, True) == 8
+    v1.disable_control_flow_v2()  # as tf.compat.v1.disable_v2_behavior() does; tf.cond of 2 takes no ref variables
+    try:
+        assert passes_until_step(8, rank, False) == 8
+    finally:
+        v1.enable_control_flow_v2()
+    x, step = tf.Variable(1.0), tf.Variable(0, dtype=tf.int64)
+    eager = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=3)
+    for count in range(1, 5):
+        eager.minimize(lambda: x * (rank + 1.0), var_list=[x], global_step=step)
+        assert int(step) == count
+        near(x, 1.0 - 6 * (count // 3))
+
+    @tf.function
+    def compiled() -> None:
+        eager.minimize(lambda: x * (rank + 1.0), var_list=[x], global_step=step)
+
+    for count in range(5, 8):
+        compiled()
+        assert int(step) == count
+        near(x, 1.0 - 6 * (count // 3))
+
+
+def passes_until_step(last: int, rank: int, resource: bool) -> int:
+    """How many passes a session makes until its global step is this one; four of them are one update."""
+    with tf.Graph().as_default():
+        x = v1.Variable(np.zeros(2), use_resource=resource, dtype=tf.float64)
+        kinds = [v1.GraphKeys.GLOBAL_STEP, v1.GraphKeys.GLOBAL_VARIABLES]
+        step = v1.Variable(0, use_resource=resource, dtype=tf.int64, trainable=False, collections=kinds)
+        optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=4)
+        train = optimizer.minimize(tf.reduce_sum(x) * (rank + 1.0), global_step=step)
+        hooks = [hvd.BroadcastGlobalVariablesHook(0), v1.train.StopAtStepHook(last_step=last)]
+        passes = 0
+        with v1.train.MonitoredTrainingSession(hooks=hooks, config=ONE_THREAD) as session:
+            while not session.should_stop() and passes < 5 * last:
+                near(session.run(x), np.full(2, -8.0 * (passes // 4)))
+                session.run(train)
+                passes += 1
+    return passes
 
 
 def keras_optimizers(rank: int) -> None:
@@ -365,6 +408,7 @@ CHECKS = [
     legacy_loss_scales,
     legacy_checkpoints,
     legacy_graph,
+    legacy_passes_are_steps,
     keras_optimizers,
     tapes_before_keras_optimizers,
 ]

@@ -120,7 +120,7 @@ def in_sessions(rank: int) -> None:
                         run()
                     continue
                 texts = said(run)
-                assert session.run(step) == 4
+                assert session.run(step) == 4 * passes
                 assert is_same(session.run(y)) == (case not in ("differ", "off"))
             check_texts(texts, case)
     v1.enable_control_flow_v2()
