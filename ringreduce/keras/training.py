@@ -27,11 +27,15 @@ def is_built(model: Any) -> bool:
 
 
 def broadcast(model: Any, root_rank: int, local_variables: Iterable[Any]) -> None:
-    """Gives the variables of the model and the optimizer, but for local ones, the values of a rank. Collective."""
+    """Gives the variables of the model and the optimizer the values of a rank. Collective.
+
+    But for local ones, and for sums of gradients that wait for a step: those are each rank's own.
+    """
     synchronize(model)
     local = list(local_variables)
-    state = [] if model.optimizer is None else model.optimizer.variables  # train_step() may have optimizers of its own
-    broadcast_variables([v for v in model.weights + state if not is_one_of(v, local)], root_rank)
+    optimizer = model.optimizer  # None where train_step() has optimizers of its own
+    state = [] if optimizer is None else optimizer_variables(optimizer)
+    broadcast_variables([v for v in [*model.weights, *state] if not is_one_of(v, local)], root_rank)
 
 
 def learning_rate(model: Any) -> float:

@@ -144,6 +144,31 @@ def broadcasts_begin_with_the_roots_variables(hvd: Any) -> None:
         hvd.broadcast_global_variables(0)
 
 
+def broadcasts_leave_each_rank_its_sums(hvd: Any) -> None:
+    """Gradients of passes that no step has used yet are a rank's own: the root's in their place would count twice."""
+    for outside in (False, True):
+        model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+        plain = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
+        optimizer = hvd.DistributedOptimizer(plain)
+        if outside:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0)
+        model.compile(optimizer, loss=slope)
+        model.layers[0].kernel.assign(np.zeros((1, 1)))
+        x = np.full((1, 1), 1.0 + 2 * hvd.rank())  # which is the gradient
+        for _ in range(2):
+            callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+            model.fit(x, x, batch_size=1, verbose=0, callbacks=callbacks)
+        assert weights(model)[0].tolist() == [[-2.0]]
+
+    # An optimizer of train_step()'s own stands in no model.optimizer.
+    from ringreduce.keras import training
+
+    model = make_model(seed=hvd.rank())
+    model.optimizer = None
+    training.broadcast(model, 0, [])
+    assert len({str(hvd.broadcast_object(weights(model), root)) for root in (0, 1)}) == 1
+
+
 def metrics_are_averaged(hvd: Any) -> None:
     rank = hvd.rank()
     arrays = {
@@ -557,6 +582,7 @@ def the_program_of_the_migration_page_runs(hvd: Any) -> None:
 CHECKS = [
     two_ranks_train_as_one_on_the_joined_batch,
     broadcasts_begin_with_the_roots_variables,
+    broadcasts_leave_each_rank_its_sums,
     metrics_are_averaged,
     metrics_of_classes_are_averaged,
     a_rank_with_more_batches_is_told,
