@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from ringreduce.jax.call import Call
 from ringreduce.jax.operands import members
-from ringreduce.jax.primitives import bind, decision
+from ringreduce.jax.primitives import bind, branch, decision
 from ringreduce.job.process_sets import ProcessSet
 
 BITS = 31  # of a step, an int32 that is not negative
@@ -45,7 +45,7 @@ def check(mean: jax.Array, name: str, process_set: ProcessSet) -> None:
         bind(call, jnp.zeros((0, process_set.group.rank + 1)))
         return ()
 
-    jax.lax.cond(decision(are_in_one_step(mean), name), lambda: (), refuse)
+    branch(decision(are_in_one_step(mean), name), lambda: (), refuse)
 
 
 def of_present(mean: jax.Array, sent: jax.Array) -> jax.Array:

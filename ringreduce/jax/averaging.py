@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.jax import alike
 from ringreduce.jax.optimizer import GradientTransformation
-from ringreduce.jax.primitives import decision
+from ringreduce.jax.primitives import branch, decision
 from ringreduce.jax.reductions import grouped_allreduce
 from ringreduce.job.process_sets import ProcessSet, global_process_set
 
@@ -100,7 +100,7 @@ class LocalSGD:
             return jax.tree_util.tree_map(jnp.asarray, params), state
 
         has_begun = decision(state.step > self._warmup, self._name)
-        return jax.lax.cond(has_begun, averaged, alike)  # type: ignore[no-any-return]
+        return branch(has_begun, averaged, alike)  # type: ignore[no-any-return]
 
     def _advanced(
         self, gradients: Any, state: LocalSGDState, params: Any, extra: dict[str, Any], as_updates: bool
@@ -109,11 +109,11 @@ class LocalSGD:
         if self._outer is not None:
             # Here, and not in init(), which may have been given others: with this step ranks begin to step alone.
             begins = decision(state.step == self._warmup, self._name)
-            begun = jax.lax.cond(begins, self._begun, _second, params, state.common, state.step)
+            begun = branch(begins, self._begun, _second, params, state.common, state.step)
             state = state._replace(common=begun)
         if self._warmup:
             is_warming = decision(state.step < self._warmup, self._name)
-            gradients = jax.lax.cond(is_warming, self._averaged_gradients, _unchanged, gradients, state.step)
+            gradients = branch(is_warming, self._averaged_gradients, _unchanged, gradients, state.step)
         updates, inner = self._inner.update(gradients, state.inner, params, **extra)
         updates = jax.tree_util.tree_map(jnp.asarray, updates)
         step = state.step + 1
@@ -129,7 +129,7 @@ class LocalSGD:
 
         since = step - self._warmup
         ends = decision((since > 0) & (since % self._every == 0), self._name)
-        return jax.lax.cond(ends, average, go_on)  # type: ignore[no-any-return]
+        return branch(ends, average, go_on)  # type: ignore[no-any-return]
 
     def _begun(self, params: Any, like: Any, step: Any) -> Any:
         """m where the periods begin, the same on all ranks also where their parameters differ: the mean of these.
@@ -168,7 +168,7 @@ class LocalSGD:
             else:
                 has_changed = [(leaf != 0).any() for leaf in jax.tree_util.tree_leaves(change)]
                 is_done = is_done | ~jnp.stack([jnp.zeros((), bool), *has_changed]).any()
-                common, outer = jax.lax.cond(is_done, lambda: (state.common, state.outer), moved)
+                common, outer = branch(is_done, lambda: (state.common, state.outer), moved)
             target = common
         if mix == 0:
             return target, common, outer

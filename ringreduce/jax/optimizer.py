@@ -13,9 +13,11 @@ from ringreduce.collectives.ops import Average
 from ringreduce.common.arguments import check_compression
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.jax.compression import Compression
-from ringreduce.jax.primitives import decision
+from ringreduce.jax.primitives import branch, decision
 from ringreduce.jax.reductions import grouped_allreduce
 from ringreduce.job.process_sets import ProcessSet, global_process_set
+
+KINDS = 64  # of arguments whose shapes are remembered
 
 
 class GradientTransformation(NamedTuple):
@@ -96,6 +98,8 @@ def distributed(
     if every == 1:
         return made(tx.init, update)
 
+    shapes: dict[Any, Any] = {}  # of updates, by _kind(): asking tx traces it
+
     def init(params: Any) -> AccumulationState:
         zeros = jax.tree_util.tree_map(jnp.zeros_like, params)
         return AccumulationState(tx.init(params), jnp.zeros((), jnp.int32), zeros)
@@ -112,10 +116,22 @@ def distributed(
             return updates, AccumulationState(inner, jnp.zeros((), jnp.int32), zeros)
 
         def go_on() -> tuple[Any, AccumulationState]:
-            updates = jax.tree_util.tree_map(jnp.zeros_like, jax.eval_shape(finish)[0])
+            kind = _kind((total, state.inner, params, extra))
+            if kind not in shapes:
+                if len(shapes) >= KINDS:
+                    shapes.clear()
+                shapes[kind] = jax.eval_shape(finish)[0]
+            updates = jax.tree_util.tree_map(jnp.zeros_like, shapes[kind])
             return updates, AccumulationState(state.inner, state.step + 1, total)
 
         is_last = decision(state.step == every - 1, name)
-        return jax.lax.cond(is_last, finish, go_on)  # type: ignore[no-any-return]
+        return branch(is_last, finish, go_on)  # type: ignore[no-any-return]
 
     return made(init, accumulate)
+
+
+def _kind(tree: Any) -> Any:
+    """What the shapes and dtypes of tx's updates depend on: the same for trees of which jit makes one program."""
+    leaves, structure = jax.tree_util.tree_flatten(tree)
+    parts = ("shape", "dtype", "weak_type")
+    return structure, tuple((type(leaf), *(getattr(leaf, part, None) for part in parts)) for leaf in leaves)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,13 +28,25 @@ def bind(call: Call, *operands: Any) -> list[Any]:
 
 
 def decision(predicate: Any, what: str) -> jax.Array:
-    """The predicate of a lax.cond that decides about a collective, unchanged.
+    """The predicate of a branch() that decides about a collective, unchanged.
 
     what: who decides, for the NotImplementedError that jax.vmap raises where mapped elements have predicates of their
     own. For these lax.cond would run both branches, and JAX refuses that for effects of its own only.
     """
     decided: jax.Array = DECISION.bind(jnp.asarray(predicate), what=what)
     return decided
+
+
+def branch(predicate: Any, then: Callable[..., Any], otherwise: Callable[..., Any], *operands: Any) -> Any:
+    """lax.cond() of functions that are made in each call.
+
+    Outside of a trace Python chooses, since lax.cond() would compile them again in each call, and keep the programs.
+    The results are arrays of their own there too: the caller may donate them together, or keep what was passed in.
+    """
+    if isinstance(predicate, jax.core.Tracer):
+        return jax.lax.cond(predicate, then, otherwise, *operands)
+    chosen = then if predicate else otherwise
+    return jax.tree_util.tree_map(lambda leaf: jnp.array(leaf, copy=True), chosen(*operands))
 
 
 def result_avals(call: Call, operands: Sequence[Any]) -> list[Any]:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,69 @@ def test_ranks_that_reduce_in_other_calls_are_told_so(every: list[int]) -> None:
 
 def test_distributed_reduces_on_update_steps() -> None:
     run_ranks(optimizer, 2, env=ENV)
+
+
+def eager() -> None:
+    """Calls outside of jit, after the first ones of each kind, compile and trace nothing; results are new arrays."""
+    import jax
+    import jax.numpy as jnp
+
+    import ringreduce.jax as hvd
+
+    compiled: list[str] = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda name, *_, **__: compiled.append(name) if name.startswith("/jax/core/compile/") else None
+    )
+
+    class Tx:
+        def init(self, params: Any) -> Any:
+            return jax.tree_util.tree_map(jnp.zeros_like, params)
+
+        def update(self, grads: Any, state: Any, params: Any = None, rate: float = 0.5) -> tuple[Any, Any]:
+            state = jax.tree_util.tree_map(jnp.add, state, grads)
+            return jax.tree_util.tree_map(lambda m: -rate * m, state), state
+
+    def is_new(before: Any, after: Any) -> bool:
+        """Whether no array is there twice, so that all may be donated."""
+        arrays = [leaf for tree in (before, after) for leaf in jax.tree_util.tree_leaves(tree)]
+        return len({array.unsafe_buffer_pointer() for array in arrays}) == len(arrays)
+
+    with hvd.init() as world:
+        params = {"a": jnp.ones(40), "b": jnp.ones((3, 7))}
+        grads = jax.tree_util.tree_map(lambda p: p * (world.rank + 1.0), params)
+
+        def calls(tx: Any) -> Callable[[Any, Any], tuple[Any, Any]]:
+            if not isinstance(tx, hvd.LocalSGD):
+                return lambda params, state: tx.update(grads, state, params, rate=0.25)
+
+            def call(params: Any, state: Any) -> tuple[Any, Any]:
+                tx.update(grads, state, params)
+                new = tx.synchronize(*tx.step(grads, state, params))
+                assert is_new((params, state), new)
+                return new
+
+            return call
+
+        for tx in (
+            hvd.distributed(Tx(), every=2),
+            hvd.distributed(Tx(), every=7, compression=hvd.Compression.bf16),
+            hvd.local_sgd(Tx(), every=4),
+            hvd.local_sgd(Tx(), every=3, warmup=2, outer=hvd.diloco(), mix=0.25),
+            hvd.local_sgd(Tx(), every=4, outer=hvd.diloco()),
+        ):
+            call, state = calls(tx), tx.init(params)
+            own = params
+            for _ in range(16):
+                own, state = call(own, state)
+            before = len(compiled)
+            for _ in range(20 if isinstance(tx, hvd.LocalSGD) else 50):
+                own, state = call(own, state)
+            assert compiled[before:] == []
+        assert any(name.endswith("backend_compile_duration") for name in compiled)  # it is told of compilations
+
+
+def test_outside_of_jit_nothing_is_compiled_again() -> None:
+    run_ranks(eager, 2, env=ENV)
 
 
 def with_optax() -> list[float]:
