@@ -28,14 +28,17 @@ class GradientTransformation(NamedTuple):
 
 
 class AccumulationState(NamedTuple):
-    """State of distributed(tx, every=N) with N above 1; with 1 it is that of tx itself."""
+    """State of distributed(tx, every=N) with N above 1; with 1 it is that of tx itself.
+
+    Save it, and broadcast it, where `step` is 0: between two update steps `gradients` is the rank's own.
+    """
 
     inner: Any
     """Of tx."""
     step: jax.Array
     """int32: calls of update() since the last update step, 0 to N - 1."""
     gradients: Any
-    """Their sum."""
+    """Their sum, of this rank alone."""
 
 
 def distributed(
