@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 
 #include "base/hash.h"
 #include "base/text.h"
@@ -27,10 +28,17 @@ double measured_ns_per_cycle() {
   return times.rate();
 }
 
-std::string key_of(uint16_t group, const std::string& name) {
-  std::string key(reinterpret_cast<const char*>(&group), sizeof group);
-  key.append(name, 0, kNameKept);
-  return key;
+// Of a longer name the beginning and a number that stands for all of it: ranks match operations by what is kept.
+std::string kept_of(const std::string& name) {
+  if (name.size() <= kNameKept) return name;
+  char number[17];
+  std::snprintf(number, sizeof number, "%016llx", static_cast<unsigned long long>(hash_of_text(name)));
+  const std::string mark = std::string("...#") + number;
+  return shortened(name, kNameKept - mark.size()) + mark;
+}
+
+std::string key_of(uint16_t group, const std::string& kept) {
+  return std::string(reinterpret_cast<const char*>(&group), sizeof group) + kept;
 }
 
 }  // namespace
@@ -67,19 +75,20 @@ RecordedCall Recorder::call(uint16_t group, const std::string& name, uint32_t ep
   call.timeline = timeline();
   call.thread = thread_number();
   if (name.empty()) return call;
-  std::string key = key_of(group, name);
+  const std::string kept = kept_of(name);
+  std::string key = key_of(group, kept);
   const auto names = names_.lock();
   call.timeline = names->timeline;
   auto found = names->known.find(key);
   if (found == names->known.end() && names->known.size() >= kNamesMost) {
     if (!std::exchange(names->has_others, true)) names->news.emplace_back(kOtherName, "(more names than are kept)");
     call.name = kOtherName;
-    call.number = hash_of_text(key.substr(sizeof group));  // of the name alone: ranks number their groups differently
+    call.number = hash_of_text(kept);  // of the name alone: ranks number their groups differently
     return call;
   }
   if (found == names->known.end()) {
     const auto number = static_cast<uint32_t>(names->known.size() + 1);
-    names->news.emplace_back(number, shortened(name, kNameKept));
+    names->news.emplace_back(number, kept);
     found = names->known.emplace(std::move(key), Name{number, epoch, 0}).first;
   }
   Name& known = found->second;
@@ -92,7 +101,7 @@ RecordedCall Recorder::call(uint16_t group, const std::string& name, uint32_t ep
 void Recorder::take_back(uint16_t group, const std::string& name, const RecordedCall& call) {
   if (call.timeline == 0 || name.empty()) return;
   const auto names = names_.lock();
-  const auto found = names->known.find(key_of(group, name));
+  const auto found = names->known.find(key_of(group, kept_of(name)));
   if (call.timeline != names->timeline || found == names->known.end()) return;
   // Only of the last call of the name: else a later one would have the number of one that is recorded.
   Name& known = found->second;

@@ -114,6 +114,29 @@ TEST_CASE("recorder: names are numbered once, calls of each in each group are co
   CHECK(recorder.take_names().size() == 1);
 }
 
+TEST_CASE("recorder: long names that differ at their ends are two, and each has the same short form on all ranks") {
+  Recorder recorder;
+  Recorder other;
+  recorder.begin();
+  other.begin();
+  const std::string scope(300, 's');
+  const RecordedCall weights = recorder.call(1, scope + "weights", 1);
+  const RecordedCall bias = recorder.call(1, scope + "bias", 1);
+  other.call(1, scope + "bias", 1);
+  CHECK(weights.name != bias.name);
+  CHECK(recorder.call(1, scope + "bias", 1).number == bias.number + 1);
+  const auto names = recorder.take_names();
+  REQUIRE(names.size() == 2);
+  CHECK(names[0].second != names[1].second);
+  CHECK(names[1].second == other.take_names().at(0).second);
+  for (const auto& [number, kept] : names) {
+    CHECK(kept.size() == 244);
+    CHECK(kept.find(scope.substr(0, 200)) == 0);
+  }
+  recorder.take_back(1, scope + "weights", weights);
+  CHECK(recorder.call(1, scope + "weights", 1).number == weights.number);
+}
+
 TEST_CASE("recorder: calls are counted anew in each epoch, and a refused one does not count") {
   Recorder recorder;
   REQUIRE(recorder.begin());
