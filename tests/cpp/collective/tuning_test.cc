@@ -43,6 +43,18 @@ TEST_CASE(
   CHECK_NOTHROW(run_planned({plan, plan}, [](Context& context) { expect_sizes(context, 64 * kKiB, 8 * kKiB); }));
 }
 
+// What is eager folds in rank order, and the ring folds in another one.
+TEST_CASE("tuning: with a forced algorithm the eager limit is the default, whatever was measured or planned") {
+  const TuningPlan plan = {7, 96 * kKiB, 3 * kKiB};
+  for (const std::string algorithm : {"ring", "recursive_doubling"}) {
+    const Environment environment = {{"RINGREDUCE_CHUNK", "0"}, {"RINGREDUCE_ALGORITHM", algorithm}};
+    CHECK_NOTHROW(run_planned({plan, plan}, [](Context& context) { expect_sizes(context, 96 * kKiB, 8 * kKiB); }));
+    const std::vector<TuningPlan> none(32);  // so many ranks that they outnumber the cores of most machines
+    CHECK_NOTHROW(
+        run_planned(none, [](Context& context) { expect(sizes(context.world()).eager_nbytes == 8 * kKiB, "8 KiB"); }));
+  }
+}
+
 TEST_CASE("tuning: ranks with different plans, or one without, are told so, each of them") {
   const TuningPlan one = {0xabc, 96 * kKiB, 3 * kKiB};
   const TuningPlan other = {0xdef, 96 * kKiB, 3 * kKiB};
