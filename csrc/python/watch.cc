@@ -47,7 +47,8 @@ py::dict as_dict(const SegmentView::Rank& rank) {
                   py::arg("pid") = rank.pid, py::arg("job_rank") = rank.job_rank,
                   py::arg("attendance") = name_of(rank.attendance), py::arg("has_joined") = rank.has_joined,
                   py::arg("cause") = text(rank.cause), py::arg("wait") = wait, py::arg("waited_s") = rank.waited_s,
-                  py::arg("late_s") = rank.late_s, py::arg("stats") = stats, py::arg("links") = links);
+                  py::arg("late_s") = rank.late_s, py::arg("seen_late_s") = rank.seen_late_s, py::arg("stats") = stats,
+                  py::arg("links") = links);
 }
 
 }  // namespace

@@ -64,7 +64,9 @@ class RankFigures:
     """0 to 1: of the time, in which most others waited for it. None also where the job has several process groups: each
     sees the waits in its own operations only."""
     counters: dict[str, float]
-    """Since init(): waited_s in seconds, late_s where late_share is known, and the counters of ringreduce.stats()."""
+    """Since init(): waited_s in seconds, late_s where late_share is known, and the counters of ringreduce.stats().
+    late_s is what the rank's own host waited for it; seen_late_s, of ranks elsewhere, what rank 0's host waited for
+    theirs."""
     text: str = ""
     """The state in words."""
 
@@ -159,10 +161,11 @@ def _figures(
     rank: RankReading, earlier: RankReading | None, now: Reading, before: Reading | None, is_one_group: bool
 ) -> RankFigures:
     """earlier: of the rank, in `before`."""
-    elapsed_s = sampled_s = 0.0  # between what is known of the rank then and now
+    elapsed_s = told_s = seen_s = 0.0  # between what is known of the rank then and now; sampled there, sampled here
     if before is not None and earlier is not None and _is_known(rank) and _is_known(earlier):
         elapsed_s = (now.at_s - rank.age_s) - (before.at_s - earlier.age_s)
-        sampled_s = now.sampled_s - before.sampled_s if rank.is_here else elapsed_s
+        seen_s = now.sampled_s - before.sampled_s
+        told_s = seen_s if rank.is_here else elapsed_s
     least_s = _SAME_S if rank.is_here else _TOLD_LEAST_S
 
     def rate(name: str) -> float | None:
@@ -171,7 +174,16 @@ def _figures(
         return max(0, rank.counters[name] - earlier.counters[name]) / elapsed_s
 
     def share(value: float, value_before: float) -> float | None:
-        return min(1.0, max(0.0, value - value_before) / sampled_s) if sampled_s > least_s else None
+        return _share(value - value_before, told_s) if told_s > least_s else None
+
+    def late_share() -> float | None:
+        """That its own host waited for it, or this one for its host: neither knows of the other's waits."""
+        if not is_one_group or earlier is None:
+            return None
+        shares = [share(rank.late_s, earlier.late_s)]
+        if not rank.is_here and seen_s > _SAME_S:
+            shares.append(_share(rank.seen_late_s - earlier.seen_late_s, seen_s))
+        return max((known for known in shares if known is not None), default=None)
 
     cpu_share = None
     if earlier is not None and rank.process is not None and earlier.process is not None and elapsed_s > _SAME_S:
@@ -195,10 +207,20 @@ def _figures(
         wire_bytes_per_s=rate("bytes_on_wire"),
         cpu_share=cpu_share,
         waited_share=share(rank.waited_s, earlier.waited_s if earlier is not None else 0.0),
-        late_share=share(rank.late_s, earlier.late_s if earlier is not None else 0.0) if is_one_group else None,
-        counters={"waited_s": rank.waited_s, **({"late_s": rank.late_s} if is_one_group else {}), **rank.counters},
+        late_share=late_share(),
+        counters={"waited_s": rank.waited_s, **_late_counters(rank, is_one_group), **rank.counters},
     )
     return replace(found, text=state_text(found))
+
+
+def _share(part_s: float, of_s: float) -> float:
+    return min(1.0, max(0.0, part_s) / of_s)
+
+
+def _late_counters(rank: RankReading, is_one_group: bool) -> dict[str, float]:
+    if not is_one_group:
+        return {}
+    return {"late_s": rank.late_s} if rank.is_here else {"late_s": rank.late_s, "seen_late_s": rank.seen_late_s}
 
 
 def _unsampled(now: Reading) -> str:

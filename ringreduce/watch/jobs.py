@@ -63,6 +63,9 @@ class RankReading:
     wait: Wait | None
     waited_s: float
     late_s: float
+    """Others of its host have waited for it; of a rank elsewhere as old as age_s says."""
+    seen_late_s: float
+    """On rank 0's host, of the lowest rank of another host: this host has waited for that host, as of now. Else 0."""
     counters: dict[str, int]
     links: tuple[LinkReading, ...] = ()
 
@@ -229,6 +232,7 @@ def _ranks(context: _Context, shown: Sequence[dict[str, Any]]) -> Iterable[RankR
             wait=wait and Wait(wait["kind"], wait["text"], tuple(job_ranks[missing] for missing in wait["missing"])),
             waited_s=rank["waited_s"],
             late_s=rank["late_s"],
+            seen_late_s=rank["seen_late_s"],
             counters=rank["stats"],
             links=tuple(LinkReading(link["host"], link["nbytes"], link["busy_s"]) for link in rank["links"]),
         )
@@ -241,6 +245,7 @@ def _added(rank: RankReading, other: RankReading) -> RankReading:
         wait=rank.wait or other.wait,
         waited_s=rank.waited_s + other.waited_s,
         late_s=rank.late_s + other.late_s,
+        seen_late_s=rank.seen_late_s + other.seen_late_s,
         counters={name: value + other.counters[name] for name, value in rank.counters.items()},
         links=rank.links or other.links,  # groups of other ranks count hosts otherwise
     )

@@ -124,8 +124,8 @@ def _late_hosts(job: JobFigures) -> dict[int, float]:
     """How long others waited for each other host: rank 0's host alone sees that, of the lowest rank there."""
     found: dict[int, float] = {}
     for rank in job.ranks:
-        if not rank.is_here and rank.state != "elsewhere" and "late_s" in rank.counters:
-            found.setdefault(rank.host, rank.counters["late_s"])
+        if not rank.is_here and rank.state != "elsewhere" and "seen_late_s" in rank.counters:
+            found.setdefault(rank.host, rank.counters["seen_late_s"])
     return found
 
 

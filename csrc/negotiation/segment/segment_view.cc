@@ -95,8 +95,7 @@ SegmentView::Rank SegmentView::rank(int rank) {
     if (const auto news = control_.rank_elsewhere(rank).read()) heard = *news;
     shown = heard.shown;
     if (heard.told_ns != 0) known.age_s = static_cast<double>(now_ns() - heard.told_ns) * 1e-9;
-    // What the first host's ranks have waited for it.
-    shown.late_ns = std::max(shown.late_ns, control_.score(rank).late_ns.load(std::memory_order_relaxed));
+    known.seen_late_s = static_cast<double>(control_.score(rank).late_ns.load(std::memory_order_relaxed)) * 1e-9;
   }
   known.hostname = text_from(shown.hostname);
   known.pid = shown.pid;

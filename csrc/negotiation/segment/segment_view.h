@@ -34,8 +34,10 @@ class SegmentView {
     double age_s = 0;   // of what follows: of a rank elsewhere, which tells the first host each second
     int pid = 0;        // as the rank sees it; 0: it has not come
     std::optional<Wait> wait;
-    double waited_s = 0;  // for others, since init()
-    double late_s = 0;    // others have waited for it; the lowest rank of another host stands for all there
+    double waited_s = 0;     // for others, since init()
+    double late_s = 0;       // others of its host have waited for it; of a rank elsewhere as old as the rest
+    double seen_late_s = 0;  // this host's ranks have waited for its host, as of now; on the first host, of the lowest
+                             // rank of another one
     std::vector<std::pair<const char*, uint64_t>> stats;
     std::vector<LinkTo> links;  // to other hosts, since init()
   };

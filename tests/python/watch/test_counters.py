@@ -41,7 +41,8 @@ class Host:
     def _read(self, name: str, pids: list[int]) -> dict[str, Any]:
         rank = {
             "host": 0, "hostname": "n", "age_s": 0.0, "attendance": "present", "has_joined": False, "cause": "",
-            "wait": None, "waited_s": 0.5, "late_s": 0.25, "links": [], "stats": {"operations": self.operations[name]},
+            "wait": None, "waited_s": 0.5, "late_s": 0.25, "seen_late_s": 0.0, "links": [],
+            "stats": {"operations": self.operations[name]},
         }  # fmt: skip
         ranks = [{**rank, "pid": pid, "job_rank": pid - 11} for pid in pids]
         return {"sampled_s": 1.0, "unsampled_s": 0.0, "late": "", "failure": "", "ranks": ranks}

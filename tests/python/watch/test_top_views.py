@@ -71,6 +71,24 @@ def test_figures_of_a_rank_elsewhere_are_of_when_they_were_told() -> None:
     assert rank.waited_share is None  # too soon after the last news: perhaps nobody has looked between
 
 
+def test_a_rank_elsewhere_is_late_for_its_own_host_or_for_this_one() -> None:
+    """Neither counter has the other's waits in it, and each has a time of its own."""
+
+    def late(at_s: float, age_s: float, told_s: float, seen_s: float, sampled_s: float) -> Reading:
+        there = replace(RANK, rank=1, host=1, is_here=False, process=None, age_s=age_s, late_s=told_s)
+        return reading(at_s, RANK, replace(there, seen_late_s=seen_s), sampled_s=sampled_s)
+
+    # Its own host has waited for 10 s before: what this one waits now is not hidden behind that.
+    seen = figures(late(10.0, 0.5, 10.0, 1.0, 8.0), late(12.0, 0.5, 10.0, 2.5, 10.0), hosts=2).ranks[1]
+    assert seen.late_share == pytest.approx(0.75)
+    assert (seen.counters["late_s"], seen.counters["seen_late_s"]) == (10.0, 2.5)
+    seen = figures(late(10.0, 0.5, 10.0, 2.0, 8.0), late(12.0, 0.5, 11.0, 2.0, 10.0), hosts=2).ranks[1]
+    assert seen.late_share == pytest.approx(0.5)
+    # News are as old as ever, and this host has looked for 0.7 s more.
+    seen = figures(late(10.0, 0.3, 0.0, 2.0, 8.0), late(10.7, 1.0, 0.0, 2.7, 8.7), hosts=2).ranks[1]
+    assert seen.late_share == pytest.approx(1.0)
+
+
 def test_links_are_of_hosts_the_busiest_first() -> None:
     def sends(rank: int, nbytes: int, busy_s: float, host: int = 0) -> RankReading:
         links = (LinkReading(1 - host, nbytes, busy_s),)
@@ -171,8 +189,9 @@ def test_prometheus_text_is_whole_and_exact() -> None:
 def test_prometheus_has_the_ranks_of_this_host_alone_and_which_hosts_are_late() -> None:
     """Of rank 0's host: the exporter of each other host has the figures of the ranks there."""
     there = [replace(RANK, rank=rank, host=1, is_here=False, process=None, age_s=0.5) for rank in (1, 2)]
-    silent = replace(RANK, rank=3, host=2, is_here=False, process=None, hostname="", late_s=0.25)
-    ranks = (replace(RANK, late_s=0.5), replace(there[0], late_s=1.5), replace(there[1], late_s=0.75), silent)
+    silent = replace(RANK, rank=3, host=2, is_here=False, process=None, hostname="", seen_late_s=0.25)
+    lowest = replace(there[0], late_s=4.0, seen_late_s=1.5)
+    ranks = (replace(RANK, late_s=0.5), lowest, replace(there[1], late_s=0.75), silent)
     lines = prometheus.text([figures(reading(10.0, *ranks), hosts=3)]).splitlines()
     assert {found[1] for line in lines if (found := re.search(r'rank="(\d+)"', line))} == {"0"}
     assert 'ringreduce_late_seconds_total{pid="4711",rank="0"} 0.5' in lines

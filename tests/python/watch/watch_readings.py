@@ -11,7 +11,9 @@ from ringreduce.watch.jobs import Job, RankReading, Reading
 from ringreduce.watch.processes import Process
 
 COUNTERS = {"operations": 0, "bytes_moved": 0, "bytes_on_bus": 0, "bytes_on_wire": 0}
-RANK = RankReading(0, 0, "n1", True, 0.0, 4711, Process("S", 0.0, 0.0), "present", False, "", None, 0.0, 0.0, COUNTERS)
+RANK = RankReading(
+    0, 0, "n1", True, 0.0, 4711, Process("S", 0.0, 0.0), "present", False, "", None, 0.0, 0.0, 0.0, COUNTERS
+)
 
 
 def figures(*readings: Reading, hosts: int = 1) -> JobFigures:
