@@ -305,7 +305,6 @@ def _start(
         elif needs_network:
             communicator = mpi.communicator(comm, timeout_s=timeout_s, before_close=_leave)
         try:
-            config.check(os.environ)
             context = _core.Context(
                 joined.fd,
                 place.rank,

@@ -5,7 +5,6 @@ Everything is read when it is asked for, at init() at the earliest, never at imp
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import warnings
@@ -19,10 +18,6 @@ from ringreduce.horovod_variables import WITHOUT_EFFECT
 PREFIX = "RINGREDUCE_"
 FRAMEWORKS = frozenset({"ringreduce", "torch", "tensorflow", "keras", "tf_keras", "jax", "optax"})
 """Packages whose lines are no user's: what calls us in a step."""
-_COUNTED = frozenset({"bytes", "names"})
-"""Units of knobs whose numbers are whole."""
-_STALL_SWITCH = "HOROVOD_STALL_CHECK_DISABLE"
-"""Of the opposite sense than RINGREDUCE_STALL_WARNING, which is read before it: no alias in the core's table."""
 
 
 class Knob(NamedTuple):
@@ -109,27 +104,6 @@ def choice(name: str) -> str:
     if word not in knob.range.split("|"):
         raise InvalidArgumentError(f"{knob.origin}={knob.value}: expected one of {knob.range}")
     return word
-
-
-def check(environ: Mapping[str, str]) -> None:
-    """Raises InvalidArgumentError that names the variable, for values that the core reads as others without a word.
-
-    It cuts 3.5 bytes to 3, and knows one value of Horovod's switch. What it refuses by itself is left to it.
-    """
-    for name, unit, range_, default, alias, meaning in _core.knobs():
-        text, origin = _read(name, alias, default, environ)
-        if unit in _COUNTED and not _may_be_whole(text):
-            raise InvalidArgumentError(f"{origin}={text}: expected a whole number in {range_} ({unit}), {meaning}")
-    switch = environ.get(_STALL_SWITCH)
-    if switch not in (None, "0", "1") and "RINGREDUCE_STALL_WARNING" not in environ:
-        raise InvalidArgumentError(f"{_STALL_SWITCH}={switch}: expected one of 0|1; 1 switches the warnings off")
-
-
-def _may_be_whole(text: str) -> bool:
-    try:
-        return not math.isfinite(number := float(text)) or number.is_integer()
-    except ValueError:
-        return True
 
 
 def unknown(environ: Mapping[str, str]) -> dict[str, str | None]:

@@ -3,6 +3,7 @@
 #include <locale.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <map>
 
@@ -139,10 +140,12 @@ double parse_number(const Knob& knob, const KnobValue& given) {
   // than by default could stop a script that runs there.
   if (given.origin == "HOROVOD_CACHE_CAPACITY" && *end == '\0' && value >= 0)
     value = std::clamp(value, to_number(knob.fallback), high);
-  if (given.value.empty() || *end != '\0' || !(value >= low && value <= high)) {
-    throw InvalidArgumentError(given.origin + "=" + given.value + ": expected a number in " + range + " (" + knob.unit +
-                               "), " + knob.meaning);
-  }
+  const std::string unit = knob.unit;
+  const bool is_whole = unit == "bytes" || unit == "names";
+  if (given.value.empty() || *end != '\0' || !(value >= low && value <= high) ||
+      (is_whole && value != std::floor(value)))
+    throw InvalidArgumentError(given.origin + "=" + given.value + ": expected a " + (is_whole ? "whole " : "") +
+                               "number in " + range + " (" + unit + "), " + knob.meaning);
   return value;
 }
 
@@ -151,8 +154,11 @@ KnobValue read(const Knob& knob) {
   // This switch of Horovod's has the opposite sense, so it is no alias in the table.
   constexpr const char* kOff = "HOROVOD_STALL_CHECK_DISABLE";
   if (std::string_view(knob.name) == "RINGREDUCE_STALL_WARNING") {
-    if (const char* text = std::getenv(kOff); text != nullptr && std::string_view(text) == "1")
-      return {knob.name, "0", kOff};
+    const char* const text = std::getenv(kOff);
+    const std::string word = text == nullptr ? "0" : text;
+    if (word != "0" && word != "1")
+      throw InvalidArgumentError(kOff + ("=" + word) + ": expected one of 0|1; 1 switches the warnings off");
+    if (word == "1") return {knob.name, "0", kOff};
   }
   if (knob.alias[0] != '\0') {
     if (const char* text = std::getenv(knob.alias)) return {knob.name, text, knob.alias};

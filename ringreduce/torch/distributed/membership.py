@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from ringreduce import _core, config, plan
+from ringreduce import _core, plan
 from ringreduce.errors import Error, NotInitializedError
 from ringreduce.job import recording, store_rendezvous
 from ringreduce.job.absent import AbsentGroup
@@ -191,7 +191,6 @@ class Membership:
             is_job = not dist.is_initialized() or dist.get_world_size() == size  # or the default group is being made
             with closing(joined), wanted.told():
                 known.forget()  # all have read it
-                config.check(os.environ)
                 self._context: Context = _core.Context(
                     joined.memory.fd,
                     rank,

@@ -42,6 +42,40 @@ KnobValue value_of(const char* name) {
   return *at;
 }
 
+bool is_counted(const Knob& knob) {
+  return std::string_view(knob.unit) == "bytes" || std::string_view(knob.unit) == "names";
+}
+
+TEST_CASE("numbers: a part of a byte or of a name is refused, and a whole number is taken however it is written") {
+  int counted = 0;
+  for (const Knob& knob : knobs()) {
+    CAPTURE(knob.name);
+    if (std::string_view(knob.range).find("..") == std::string_view::npos) continue;
+    const double high = std::stod(std::string(knob.range).substr(std::string_view(knob.range).find("..") + 2));
+    const std::string most = std::to_string(static_cast<int64_t>(high));
+    {
+      const Variable whole(knob.name, most + ".0");
+      CHECK(refusal() == "");
+    }
+    const Variable part(knob.name, std::to_string(static_cast<int64_t>(high) - 1) + ".5");
+    CHECK((refusal() != "") == is_counted(knob));
+    counted += is_counted(knob) ? 1 : 0;
+  }
+  CHECK(counted >= 3);
+}
+
+TEST_CASE("Horovod's switch of the warnings takes 0 and 1 only, and nothing where ours is set") {
+  constexpr const char* kSwitch = "HOROVOD_STALL_CHECK_DISABLE";
+  for (const std::string word : {"true", "2", "", "yes"}) {
+    const Variable variable(kSwitch, word);
+    CHECK(refusal() == std::string(kSwitch) + "=" + word + ": expected one of 0|1; 1 switches the warnings off");
+    const Variable ours("RINGREDUCE_STALL_WARNING", "5");
+    CHECK(refusal() == "");
+  }
+  const Variable off(kSwitch, "0");
+  CHECK(value_of("RINGREDUCE_STALL_WARNING").origin == "default");
+}
+
 TEST_CASE("numbers: the ends of the range are taken, what lies beyond and what is no number is refused by name") {
   int numbers = 0;
   for (const Knob& knob : knobs()) {
@@ -59,7 +93,8 @@ TEST_CASE("numbers: the ends of the range are taken, what lies beyond and what i
     for (const std::string& refused : {std::to_string(std::stod(low) - 1), std::to_string(std::stod(high) * 2),
                                        high + "x", std::string(), std::string("nan"), std::string("three")}) {
       const Variable variable(knob.name, refused);
-      CHECK(refusal().find(std::string(knob.name) + "=" + refused + ": expected a number in " + range) == 0);
+      const std::string expected = is_counted(knob) ? "a whole number in " : "a number in ";
+      CHECK(refusal().find(std::string(knob.name) + "=" + refused + ": expected " + expected + range) == 0);
     }
   }
   CHECK(numbers >= 5);
@@ -108,7 +143,7 @@ TEST_CASE("Horovod's size of a cache, which may be none, leaves as many names in
     CHECK(static_cast<double>(Settings::from_environment().cache_capacity) == taken);
   }
   const Variable theirs("HOROVOD_CACHE_CAPACITY", "-1");
-  CHECK(refusal().find("HOROVOD_CACHE_CAPACITY=-1: expected a number in 16..1048576") == 0);
+  CHECK(refusal().find("HOROVOD_CACHE_CAPACITY=-1: expected a whole number in 16..1048576") == 0);
 }
 
 TEST_CASE("what the core uses is what the variables say") {

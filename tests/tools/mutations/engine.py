@@ -300,8 +300,8 @@ ROWS = (
     Mutation(
         "what-a-rank-sent-before-it-left",
         "csrc/engine/group/executor.cc",
-        "return link != nullptr && is_needed ? link->why_cut() : \"\";",
-        "return \"\";",
+        'return link != nullptr && is_needed ? link->why_cut() : "";',
+        'return "";',
         ("leave_hosts_test::leaving: what a rank had sent",),
         limit_s=60,
     ),
