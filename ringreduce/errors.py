@@ -26,7 +26,10 @@ class TimeoutError(HorovodInternalError, builtins.TimeoutError):
 
 
 class MismatchError(HorovodInternalError):
-    """Ranks called with different shapes, dtypes, operations, orders or sizes; every rank raises it."""
+    """Ranks called with different shapes, dtypes, operations, orders or sizes; every rank raises it.
+
+    Of a message the receiver alone: send() has succeeded when the bytes are on their way.
+    """
 
 
 class ShutdownError(HorovodInternalError):

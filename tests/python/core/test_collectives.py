@@ -262,6 +262,33 @@ def counted_on_the_bus_otherwise() -> dict[str, int]:
     return found
 
 
+def counted_negotiations() -> dict[str, int]:
+    import ringreduce as rr
+
+    found = {}
+    with rr.init():
+        for name, count, call in (
+            ("8 bytes", 100, lambda _: rr.allreduce(np.ones(1))),
+            ("4 KiB", 100, lambda _: rr.allreduce(np.ones(512))),
+            ("a barrier", 100, lambda _: rr.barrier()),
+            ("named", 50, lambda i: rr.allreduce(np.ones(1), name=f"of {i}")),
+            ("64 KiB", 50, lambda _: rr.allreduce(np.ones(8192))),
+        ):
+            before = rr.stats()["negotiations"]
+            for i in range(count):
+                call(i)
+            found[name] = rr.stats()["negotiations"] - before
+    return found
+
+
+def test_short_operations_without_a_name_negotiate_nothing() -> None:
+    ranks = run_ranks(counted_negotiations, 2)
+    for found in ranks:
+        assert (found["8 bytes"], found["4 KiB"], found["a barrier"], found["named"]) == (0, 0, 0, 50)
+    # Whoever is last sees that all are there; both do where they come at the same moment.
+    assert 50 <= sum(found["64 KiB"] for found in ranks) <= 100
+
+
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_bytes_on_the_bus_are_counted_as_ringreduce_bench_does(size: int) -> None:
     expected = {name: int(12_000 * row.bus(size)) for name, row in COLLECTIVES.items()}
