@@ -1,5 +1,6 @@
 #include "recorder/live_trace.h"
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "recorder/json_text.h"
@@ -38,6 +39,16 @@ size_t LiveTrace::process_of(const std::string& operation) {
   return found->second;
 }
 
+size_t LiveTrace::lane_of(uint8_t kind, int64_t begin_ns, int64_t end_ns) {
+  lane_ends_ns_.resize(target_.kinds.size());
+  std::vector<int64_t>& ends = lane_ends_ns_[kind];
+  const auto is_free = [begin_ns](int64_t lane_end_ns) { return lane_end_ns < begin_ns; };
+  auto lane = std::find_if(ends.begin(), ends.end(), is_free);
+  if (lane == ends.end()) lane = ends.insert(lane, 0);
+  *lane = end_ns;
+  return static_cast<size_t>(lane - ends.begin());
+}
+
 void LiveTrace::add_slice(const std::string& name, size_t process, int64_t begin_ns, int64_t end_ns,
                           const std::string& args) {
   add_event("{\"name\": " + json_text(name) + ", \"ph\": \"X\", \"ts\": " + time_text(begin_ns - target_.began_ns) +
@@ -51,7 +62,10 @@ void LiveTrace::add(const Record* records, size_t count) {
     if (record.type != RecordType::kOperation || record.started_ns == 0) continue;
     if (record.kind >= target_.kinds.size()) continue;
     const auto& [kind, upper] = target_.kinds[record.kind];
-    const size_t process = process_of(kind + "." + (record.name == 0 ? "noname" : names_[record.name]));
+    const std::string name = record.name != 0
+                                 ? names_[record.name]
+                                 : "noname." + std::to_string(lane_of(record.kind, record.called_ns, record.ended_ns));
+    const size_t process = process_of(kind + "." + name);
     if (target_.marks_cycles && record.started_ns != cycle_ns_) {
       cycle_ns_ = record.started_ns;
       add_event("{\"name\": \"CYCLE_START\", \"ph\": \"i\", \"s\": \"g\", \"pid\": 0, \"ts\": " +

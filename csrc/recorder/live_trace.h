@@ -36,6 +36,9 @@ class LiveTrace {
 
  private:
   size_t process_of(const std::string& operation);
+  // Of an operation without a name, among those of its kind: slices of one lane do not overlap, as readers of traces
+  // demand.
+  size_t lane_of(uint8_t kind, int64_t begin_ns, int64_t end_ns);
   void write();
   void add_event(const std::string& event);
   void add_slice(const std::string& name, size_t process, int64_t begin_ns, int64_t end_ns, const std::string& args);
@@ -46,6 +49,7 @@ class LiveTrace {
   std::string text_;  // that the file lacks
   std::unordered_map<uint32_t, std::string> names_;
   std::unordered_map<std::string, size_t> processes_;  // of the trace, by operation
+  std::vector<std::vector<int64_t>> lane_ends_ns_;     // by kind and lane: until when it is taken
   int64_t cycle_ns_ = 0;                               // the last one marked
 };
 

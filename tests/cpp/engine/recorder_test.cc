@@ -272,6 +272,34 @@ TEST_CASE("recorder: a trace is JSON's beginning while it grows, and whole at it
   CHECK(text.substr(text.size() - 3) == "\n]\n");
 }
 
+TEST_CASE("recorder: operations without names that overlap have processes of their own in a trace") {
+  const TemporaryFolder folder;
+  const LiveTrace::Target target{folder.file("trace.json"), 0, 0, 0, {{"allreduce", "ALLREDUCE"}}, false};
+  LiveTrace trace(target);
+  const auto called = [&](int64_t called_ns, int64_t ended_ns) {
+    Record record;
+    record.called_ns = called_ns;
+    record.started_ns = called_ns + 10;
+    record.ended_ns = ended_ns;
+    trace.add(&record, 1);
+  };
+  called(1000, 3000);
+  called(2000, 4000);
+  called(5000, 6000);
+  trace.end();
+  const std::string text = content(target.path);
+  const auto count = [&](const std::string& part) {
+    size_t found = 0;
+    for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+    return found;
+  };
+  CHECK(count("\"name\": \"allreduce.noname.0\"") == 1);
+  CHECK(count("\"name\": \"allreduce.noname.1\"") == 1);
+  CHECK(count("\"name\": \"ALLREDUCE\", \"ph\": \"X\", \"ts\": 1.010, \"dur\": 1.990, \"pid\": 1") == 1);
+  CHECK(count("\"name\": \"ALLREDUCE\", \"ph\": \"X\", \"ts\": 2.010, \"dur\": 1.990, \"pid\": 2") == 1);
+  CHECK(count("\"name\": \"ALLREDUCE\", \"ph\": \"X\", \"ts\": 5.010, \"dur\": 0.990, \"pid\": 1") == 1);
+}
+
 TEST_CASE("recorder: a full disk ends the timeline and nothing else") {
   const auto recorder = std::make_shared<Recorder>();
   CHECK_THROWS_WITH_AS(Timeline(recorder, "/dev/full", "{}", nullptr, Log(LogLevel::kFatal, 0)),
