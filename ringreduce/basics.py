@@ -214,8 +214,8 @@ def stats() -> dict[str, int]:
     input, (N-1)/N of a reduce-scatter's and an all-to-all's, N-1 parts of an all-gather, a gather and a scatter,
     and the whole of a broadcast, a reduce and a message.
     bytes_copied includes inputs that had to be copied because they were not contiguous. negotiations are requests that
-    this rank has made under the group's lock: each one with a name, and of those without a name that are longer than
-    the eager limit each one that this rank was the last to call. Raises NotInitializedError.
+    this rank has made under the group's lock: each one with a name, and on one host, of those without a name that are
+    longer than the eager limit, each one that this rank was the last to call. Raises NotInitializedError.
     """
     job = state.require()
     counters = job.context.stats()

@@ -278,6 +278,7 @@ def counted_negotiations() -> dict[str, int]:
             for i in range(count):
                 call(i)
             found[name] = rr.stats()["negotiations"] - before
+        found["hosts"] = rr.cross_size()
     return found
 
 
@@ -285,8 +286,9 @@ def test_short_operations_without_a_name_negotiate_nothing() -> None:
     ranks = run_ranks(counted_negotiations, 2)
     for found in ranks:
         assert (found["8 bytes"], found["4 KiB"], found["a barrier"], found["named"]) == (0, 0, 0, 50)
-    # Whoever is last sees that all are there; both do where they come at the same moment.
-    assert 50 <= sum(found["64 KiB"] for found in ranks) <= 100
+    if ranks[0]["hosts"] == 1:  # else the hosts' leaders see it
+        # Whoever is last sees that all are there; both do where they come at the same moment.
+        assert 50 <= sum(found["64 KiB"] for found in ranks) <= 100
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
