@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/errors.h"
@@ -116,17 +117,22 @@ bool Waiter::wait_until_finished(Operation& operation, double timeout_s, Interru
     return false;
   };
   bool in_time = false;
+  bool is_stuck = false;
   try {  // std::ref: a wait allocates nothing
     in_time = parts_.context.wait_loop().wait_until(
         std::ref(finished), parts_.has_work,
         timeout_s < 0 ? Deadline::never() : Deadline::after_s(std::max(timeout_s, 1e-9)), interrupt,
         parts_.ranks_outnumber_cores, std::ref(tick), std::ref(is_overlooked));
+    is_stuck = std::exchange(blocked, false) && deadlock_watch_.unblock();
+  } catch (const InternalError&) {  // of a look that knows of no operation
+    if (blocked) deadlock_watch_.unblock();
+    parts_.throw_if_failed(operation);
+    throw;
   } catch (...) {
     if (blocked) deadlock_watch_.unblock();
     throw;
   }
-  if (blocked && deadlock_watch_.unblock())
-    throw MismatchError(parts_.negotiation.deadlock().verdict().text + " " + parts_.from.where(operation));
+  if (is_stuck) throw MismatchError(parts_.negotiation.deadlock().verdict().text + " " + parts_.from.where(operation));
   return in_time;
 }
 
