@@ -155,10 +155,12 @@ KnobValue read(const Knob& knob) {
   constexpr const char* kOff = "HOROVOD_STALL_CHECK_DISABLE";
   if (std::string_view(knob.name) == "RINGREDUCE_STALL_WARNING") {
     const char* const text = std::getenv(kOff);
-    const std::string word = text == nullptr ? "0" : text;
-    if (word != "0" && word != "1")
-      throw InvalidArgumentError(kOff + ("=" + word) + ": expected one of 0|1; 1 switches the warnings off");
-    if (word == "1") return {knob.name, "0", kOff};
+    char* end = nullptr;
+    const double number = text == nullptr ? 0.0 : to_number(text, &end);  // "" is 0, as there
+    if (end != nullptr && *end != '\0')
+      throw InvalidArgumentError(std::string(kOff) + "=" + text +
+                                 ": expected a number; above 0 switches the warnings off");
+    if (number > 0) return {knob.name, "0", kOff};
   }
   if (knob.alias[0] != '\0') {
     if (const char* text = std::getenv(knob.alias)) return {knob.name, text, knob.alias};

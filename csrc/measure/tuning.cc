@@ -193,8 +193,8 @@ void tune(Context& context) {
     TunedSizes tuning;
     tuning.eager_nbytes = usual_eager_nbytes(world.hosts());
     // Ranks that share cores time the scheduler, not the machine; a forced algorithm is not what auto would run.
-    const bool is_forced = context.settings().algorithm != "auto";
-    const bool can_measure = alone && world.size() > 1 && !world.ranks_outnumber_cores() && !is_forced;
+    const std::string& algorithm = context.settings().algorithm;
+    const bool can_measure = alone && world.size() > 1 && !world.ranks_outnumber_cores() && algorithm == "auto";
     const bool is_planned = plan.hash != 0;
     // There each exchange through the log has the scheduler run every rank once more (16 KiB, 2 cores, all-reduce with
     // the default limit over this one: 4 ranks 1.96, 8 ranks 2.44, 16 ranks 1.81).
@@ -204,9 +204,9 @@ void tune(Context& context) {
     const bool known = is_planned || (alone && load(path, tuning)) || !can_measure || wished != 0;
     if (is_planned) tuning.chunk_nbytes = plan.chunk_nbytes;
     if (plan.eager_nbytes != 0) tuning.eager_nbytes = plan.eager_nbytes;
-    // A forced algorithm folds in another order than what is eager: the limit between them must not come of a
-    // measurement.
-    if (is_forced) tuning.eager_nbytes = usual_eager_nbytes(world.hosts());
+    // These fold in another order than what is eager: the limit between them must not come of a measurement.
+    if (algorithm == "ring" || algorithm == "recursive_doubling" || algorithm == "tree")
+      tuning.eager_nbytes = usual_eager_nbytes(world.hosts());
     if (wished != 0) tuning.chunk_nbytes = wished;
     tuning.chunk_nbytes = std::clamp(round_up(tuning.chunk_nbytes, 64), least_chunk(world.size()), kSlotLargest);
     header.chunk_nbytes = tuning.chunk_nbytes;

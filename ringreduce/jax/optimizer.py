@@ -111,6 +111,7 @@ def distributed(
         gradients: Any, state: AccumulationState, params: Any = None, **extra: Any
     ) -> tuple[Any, AccumulationState]:
         total = jax.tree_util.tree_map(jnp.add, state.gradients, gradients)
+        _check_dtypes(state.gradients, total)
         zeros = jax.tree_util.tree_map(jnp.zeros_like, total)
 
         def finish() -> tuple[Any, AccumulationState]:
@@ -131,6 +132,16 @@ def distributed(
         return branch(is_last, finish, go_on)  # type: ignore[no-any-return]
 
     return made(init, accumulate)
+
+
+def _check_dtypes(begun: Any, total: Any) -> None:
+    """Raises InvalidArgumentError where gradients would change the dtype of the sum that init() has begun."""
+    for leaf, added in zip(jax.tree_util.tree_leaves(begun), jax.tree_util.tree_leaves(total), strict=True):
+        if leaf.dtype != added.dtype:
+            raise InvalidArgumentError(
+                f"distributed(every=N) adds up gradients in the dtype of the parameters, which is {leaf.dtype}; with "
+                f"these gradients the sum would be {added.dtype}: cast them, or give init() parameters of that dtype"
+            )
 
 
 def _kind(tree: Any) -> Any:

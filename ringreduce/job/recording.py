@@ -219,7 +219,7 @@ def _begin(
             _try(record_file.file_of(folder, rank), is_trace=False)
             if trace is not None and rank == 0:
                 _try(trace, is_trace=True)
-        replaces = rank == 0 and _has_records_of_another_run(folder, size)
+        replaces = rank == 0 and _has_records_of_another_run(folder, trace, size)
         end("another timeline has begun", next_place=(folder, trace))
         _current = Recording(folder, trace, rank, size, mark_cycles, is_asked_by_variable)
         _used.add(os.path.realpath(folder))
@@ -310,7 +310,7 @@ def _make(folder: Path, is_named: bool) -> None:
         )
 
 
-def _has_records_of_another_run(folder: Path, size: int) -> bool:
+def _has_records_of_another_run(folder: Path, trace: Path | None, size: int) -> bool:
     """Whether rank 0's timeline there will replace one of another process.
 
     A process that has executed another program is the same one: the mark in its environment says so.
@@ -319,8 +319,9 @@ def _has_records_of_another_run(folder: Path, size: int) -> bool:
         return False
     # Other ranks of this job may have begun already: the files of their numbers say nothing.
     mine = record_file.file_of(folder, 0)
+    traces = () if trace is None else (trace,)  # which may be Horovod's own
     with suppress(OSError):
-        return any(path.is_file() and path.stat().st_size != 0 for path in (mine, *_ranks_from(folder, size)))
+        return any(path.is_file() and path.stat().st_size != 0 for path in (mine, *traces, *_ranks_from(folder, size)))
     return False
 
 

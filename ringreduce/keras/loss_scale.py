@@ -18,6 +18,8 @@ from ringreduce.errors import InvalidArgumentError
 from ringreduce.keras.distributed import DistributedMixin
 from ringreduce.keras.gradient_reduction import GradientReduction
 
+_WIDE = ("bfloat16", "float32", "float64")  # dtypes with the range of the gradients that are looked at
+
 Plain = keras.optimizers.LossScaleOptimizer
 _check_finite, _apply, _stateless_apply = Plain.check_finite, Plain.apply, Plain.stateless_apply
 
@@ -87,14 +89,16 @@ def _reduces_first(inner: Any) -> bool:
     if not isinstance(inner, DistributedMixin) or not inner._reduction.is_needed():
         return False
     compression = inner._reduction.settings.compression
-    if compression is NoneCompressor or "bfloat16" in str(getattr(compression, "dtype", "")):
+    sends_all = getattr(compression, "compress", None) is NoneCompressor.compress
+    if sends_all or any(wide in str(getattr(compression, "dtype", "")) for wide in _WIDE):
         return False
     if inner._accumulates():
         raise InvalidArgumentError(
             "LossScaleOptimizer with several passes to a step (backward_passes_per_step, gradient_accumulation_steps) "
             f"and the compression {getattr(compression, '__name__', compression)}: the sums of the passes are reduced "
-            "when they are unscaled and found finite, and float16 would make infinities and zeros of them in silence; "
-            "take compression=hvd.Compression.bf16, which has the range of float32, or one pass to a step"
+            "when they are unscaled and found finite, and what has the range of float16 would make infinities and "
+            "zeros of them in silence; take compression=hvd.Compression.bf16, which has the range of float32, or one "
+            "pass to a step; a compression of your own that has that range says so by an attribute dtype = 'float32'"
         )
     return True
 

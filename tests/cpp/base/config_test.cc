@@ -64,16 +64,23 @@ TEST_CASE("numbers: a part of a byte or of a name is refused, and a whole number
   CHECK(counted >= 3);
 }
 
-TEST_CASE("Horovod's switch of the warnings takes 0 and 1 only, and nothing where ours is set") {
+TEST_CASE("Horovod's switch of the warnings takes numbers, as there, and counts for nothing where ours is set") {
   constexpr const char* kSwitch = "HOROVOD_STALL_CHECK_DISABLE";
-  for (const std::string word : {"true", "2", "", "yes"}) {
+  for (const std::string word : {"true", "1x", "yes"}) {
     const Variable variable(kSwitch, word);
-    CHECK(refusal() == std::string(kSwitch) + "=" + word + ": expected one of 0|1; 1 switches the warnings off");
+    CHECK(refusal() == std::string(kSwitch) + "=" + word + ": expected a number; above 0 switches the warnings off");
     const Variable ours("RINGREDUCE_STALL_WARNING", "5");
     CHECK(refusal() == "");
   }
-  const Variable off(kSwitch, "0");
-  CHECK(value_of("RINGREDUCE_STALL_WARNING").origin == "default");
+  for (const std::string on : {"0", "", "-1"}) {
+    const Variable variable(kSwitch, on);
+    CHECK(value_of("RINGREDUCE_STALL_WARNING").origin == "default");
+  }
+  for (const std::string off : {"1", "2"}) {
+    const Variable variable(kSwitch, off);
+    CHECK(value_of("RINGREDUCE_STALL_WARNING").origin == kSwitch);
+    CHECK(value_of("RINGREDUCE_STALL_WARNING").value == "0");
+  }
 }
 
 TEST_CASE("numbers: the ends of the range are taken, what lies beyond and what is no number is refused by name") {

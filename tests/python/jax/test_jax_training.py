@@ -96,6 +96,24 @@ def test_updates_may_have_other_dtypes_than_gradients() -> None:
     run_ranks(other_dtypes, 2, env=ENV)
 
 
+def wider_gradients() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    import ringreduce.jax as hvd
+
+    with hvd.init():
+        tx = hvd.distributed(hvd.diloco(lr=1.0, momentum=0.0), every=2)
+        state = tx.init(jnp.ones(2, jnp.bfloat16))
+        for update in (tx.update, jax.jit(tx.update)):
+            with pytest.raises(hvd.InvalidArgumentError, match="which is bfloat16; with these .* would be float32"):
+                update(jnp.ones(2, jnp.float32), state)
+
+
+def test_gradients_of_another_dtype_than_the_sum_are_refused_in_jit_and_outside() -> None:
+    run_ranks(wider_gradients, 1, env=ENV)
+
+
 def other_numbers(every: list[int]) -> None:
     import jax
     import jax.numpy as jnp

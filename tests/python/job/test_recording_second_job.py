@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -154,6 +155,15 @@ def test_an_earlier_runs_timeline_is_said_to_be_replaced(timeline: str, folder: 
         path.rename(path.with_name("rank-0001.rr"))  # of a larger job, rank 0 of which ran elsewhere
     assert line in ringrun(tmp_path, 1, timeline, "d")
     assert names_in(tmp_path / folder) == ["d"]
+
+
+def test_a_trace_without_records_is_said_to_be_replaced(tmp_path: Path) -> None:
+    """As where Horovod has written it."""
+    (tmp_path / "job.json").write_text("[]")
+    assert "job.json is replaced; give each run a place of its own" in ringrun(tmp_path, 1, "job.json", "a")
+    (tmp_path / "job.json").unlink()
+    shutil.rmtree(tmp_path / "job.json.ranks")
+    assert ringrun(tmp_path, 1, "job.json", "b") == ""
 
 
 OWN_ANEW = """

@@ -272,6 +272,20 @@ def loss_scaling_sees_what_a_compression_makes(hvd: Any) -> None:
         def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
             return super().apply(grads, trainable_variables)
 
+    class Logged(hvd.Compression.none):  # type: ignore[misc, unused-ignore]
+        pass
+
+    class Wide:
+        dtype = "float32"
+
+        @staticmethod
+        def compress(tensor: Any) -> tuple[Any, None]:
+            return tensor, None
+
+        @staticmethod
+        def decompress(tensor: Any, ctx: Any) -> Any:
+            return tensor
+
     def passes(optimizer: Any, outside: bool, compression: Any) -> Any:
         if outside:
             return hvd.DistributedOptimizer(LossScaleOptimizer(optimizer), compression=compression)
@@ -281,8 +295,9 @@ def loss_scaling_sees_what_a_compression_makes(hvd: Any) -> None:
         of_two = passes(SGD(1.0, gradient_accumulation_steps=2), outside, fp16)
         with pytest.raises(Exception, match=r"(?s)LossScaleOptimizer with several passes.*hvd\.Compression\.bf16"):
             stepped(of_two, [[1.0], [1.0]], compiled)
-        of_two = passes(SGD(1.0, gradient_accumulation_steps=2), outside, hvd.Compression.bf16)
-        assert stepped(of_two, [[2.0**15], [2.0**15]], compiled) == ([-1.0], 2.0**15)
+        for wide in (hvd.Compression.bf16, Logged, Wide):
+            of_two = passes(SGD(1.0, gradient_accumulation_steps=2), outside, wide)
+            assert stepped(of_two, [[2.0**15], [2.0**15]], compiled) == ([-1.0], 2.0**15)
         # Its own apply() reduces in every call, also where Keras's adds up.
         of_own = passes(Own(1.0, gradient_accumulation_steps=2), outside, fp16)
         assert stepped(of_own, [[256.0 * (rank + 1)], [256.0]], compiled) == ([-1.25 * 2.0**-7], 2.0**15)
