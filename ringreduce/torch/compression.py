@@ -11,9 +11,11 @@ from ringreduce.collectives.ops import Average, Max, Min, Sum
 from ringreduce.common import compression as common
 from ringreduce.common.compression import NoneCompressor
 from ringreduce.job.process_sets import ProcessSet
+from ringreduce.torch.alike import computed_alike
 from ringreduce.torch.gradient_reduction import Channel, Compressor, Stateful
 from ringreduce.torch.powersgd import PowerSGD
 from ringreduce.torch.quantization import Int8
+from ringreduce.torch.tracing import is_compiling
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor", "Stateful"]
 
@@ -29,7 +31,10 @@ class CastCompressor(common.CastCompressor):
 
     @staticmethod
     def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        return tensor.to(dtype)
+        if dtype is not torch.float64 or is_compiling():
+            return tensor.to(dtype)
+        with computed_alike(tensor.device):  # of these casts the only one that depends on how denormals are taken
+            return tensor.to(dtype)
 
 
 class FP16Compressor(CastCompressor):

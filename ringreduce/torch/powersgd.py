@@ -10,7 +10,7 @@ is, with the largest of these numbers, from which all go on; Q begins anew, and 
 joins between the two reductions has given its part to P and gives none to Q: that is an error.
 
 Every rank makes P orthonormal, and P Q', from the same bits. For all to end with the same bits it does so with one
-thread: torch's results depend on the number of threads, and ranks may have other numbers.
+thread, in one mode (alike.py): ranks may have other numbers of threads, and results depend on them.
 
 Source: Vogels, Karimireddy and Jaggi, PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization,
 NeurIPS 2019, arXiv:1905.13727.
@@ -26,8 +26,8 @@ import torch
 from ringreduce._core import Work
 from ringreduce.collectives.ops import Average, Max, Sum
 from ringreduce.errors import InvalidArgumentError, MismatchError
+from ringreduce.torch.alike import computed_alike
 from ringreduce.torch.gradient_reduction import Channel, Stateful
-from ringreduce.torch.one_thread import one_thread
 
 
 class PowerSGD(Stateful):
@@ -135,7 +135,7 @@ class PowerSGDExchange:
         own = {}
         finite = {at: bool(p.isfinite().all()) for at, p in self._ps.items()}  # the same on all ranks
         for at, p in self._ps.items():
-            with one_thread(p.device):
+            with computed_alike(p.device):
                 self._ps[at] = torch.linalg.qr(p).Q.contiguous() if finite[at] else p
             own[at] = self._matrices[at].t() @ self._ps[at]
         qs = {at: q.clone(memory_format=torch.contiguous_format) for at, q in own.items()}
@@ -151,9 +151,9 @@ class PowerSGDExchange:
             else:  # an infinity or a NaN reaches the result, for whoever looks for it there, and nothing else
                 self.qs.pop(at, None)
             gradient = self._gradients[at]
-            with one_thread(q.device):
+            with computed_alike(q.device):
                 product = self._ps[at] @ q.t()
-            gradient.copy_(product.view(gradient.shape))  # which the matrix may be a view of
+                gradient.copy_(product.view(gradient.shape))  # which the matrix may be a view of
 
     def _forget_reduction(self) -> None:
         """Frees what is as large as the gradients before the next forward and backward need the memory."""

@@ -24,6 +24,7 @@ import torch
 from ringreduce._core import WIRE_BLOCK, Work, wire_round_trip
 from ringreduce.collectives.ops import Average, Sum
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.torch.alike import computed_alike
 from ringreduce.torch.gradient_reduction import Channel, Stateful
 from ringreduce.torch.profiling import ranged
 from ringreduce.torch.tensors import DTYPES, refusal
@@ -100,11 +101,12 @@ class Int8Exchange:
     def finish(self) -> None:
         """See Exchange."""
         self.wait()
-        total = self._total()
         start = 0
-        for gradient in self._gradients:
-            gradient.copy_(total[start : start + gradient.numel()].view(gradient.shape))
-            start += gradient.numel()
+        with computed_alike(self._gradients[0].device):
+            total = self._total()
+            for gradient in self._gradients:
+                gradient.copy_(total[start : start + gradient.numel()].view(gradient.shape))
+                start += gradient.numel()
         self._gradients = ()
 
     def _quantised(self, x: torch.Tensor) -> torch.Tensor:

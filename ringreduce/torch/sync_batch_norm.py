@@ -18,6 +18,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from ringreduce.collectives.ops import Sum
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.job.process_sets import ProcessSet, global_process_set
+from ringreduce.torch.alike import computed_alike
 from ringreduce.torch.profiling import profiled
 from ringreduce.torch.submission import gather, received
 from ringreduce.torch.tensors import operand
@@ -147,17 +148,18 @@ class SyncBatchNorm(_BatchNorm):
                 f"{tuple(input.shape)}, and no more on the other ranks"
             )
         if self.training:
-            self._track(mean, m2 / (count - 1))
+            self._track(mean, m2, float(count))
         return output  # type: ignore[no-any-return]
 
-    def _track(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
+    def _track(self, mean: torch.Tensor, m2: torch.Tensor, count: float) -> None:
         """Moves the running statistics towards those of a batch."""
         if self.running_mean is None or self.running_var is None:
             return
         assert self.num_batches_tracked is not None
-        with torch.no_grad():
+        with torch.no_grad(), computed_alike(self.running_mean.device):
             self.num_batches_tracked += 1
             momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+            variance = m2 / (count - 1)
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
             self.running_var.lerp_(variance.to(self.running_var.dtype), momentum)
 
@@ -252,14 +254,15 @@ def _combined(row: torch.Tensor, process_set: ProcessSet) -> tuple[torch.Tensor,
         raise _of_layer(error) from None
     rows = received(work, row).cpu()  # counts decide what is computed, so the CPU has to have them
     count, mean, m2 = 0.0, *torch.zeros(2, row.shape[1] // 2, dtype=torch.float64, device="cpu")
-    for other in rows:
-        added = float(other[0])
-        if added == 0.0:
-            continue
-        other_mean, other_m2 = other[1:].chunk(2)
-        together = count + added
-        distance = other_mean - mean
-        mean = mean + distance * (added / together)
-        m2 = m2 + other_m2 + distance * distance * (count * added / together)
-        count = together
+    with computed_alike(rows.device):
+        for other in rows:
+            added = float(other[0])
+            if added == 0.0:
+                continue
+            other_mean, other_m2 = other[1:].chunk(2)
+            together = count + added
+            distance = other_mean - mean
+            mean = mean + distance * (added / together)
+            m2 = m2 + other_m2 + distance * distance * (count * added / together)
+            count = together
     return mean.to(row.device), m2.to(row.device), count

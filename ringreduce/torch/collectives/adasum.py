@@ -18,11 +18,13 @@ from ringreduce.collectives.handles import Handle, Works
 from ringreduce.common.adasum import check_size, combine
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet, group_of
+from ringreduce.torch.alike import computed_alike
 from ringreduce.torch.profiling import ranged
 from ringreduce.torch.submission import allgathers, received
 from ringreduce.torch.tensors import refusal, source
 
 _combine = ranged("combine Adasum")(combine)
+_CPU = torch.device("cpu")
 
 
 def submit(
@@ -59,9 +61,12 @@ def submit(
 
     def finish(works: Works) -> Any:
         for work, row, output in zip(works.each, rows, outputs, strict=True):
-            vectors = received(work, row).double().cpu().reshape(size, -1).numpy()
-            combined = torch.from_numpy(_combine(list(vectors)) * postscale_factor)
-            output.detach().copy_(combined.view(output.shape))
+            gathered = received(work, row)
+            with computed_alike(_CPU):
+                vectors = gathered.cpu().double().reshape(size, -1).numpy()
+                combined = torch.from_numpy(_combine(list(vectors)) * postscale_factor)
+                rounded = combined.view(output.shape).to(output.dtype)
+            output.detach().copy_(rounded)
         return result
 
     return Handle(allgathers(rows, name, process_set), finish)

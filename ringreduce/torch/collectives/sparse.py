@@ -8,6 +8,7 @@ from ringreduce.collectives.handles import Handle, Works
 from ringreduce.collectives.ops import Average, Sum
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.job.process_sets import ProcessSet, global_process_set, group_of
+from ringreduce.torch.alike import computed_alike
 from ringreduce.torch.submission import gathers, received
 from ringreduce.torch.tensors import widened
 from ringreduce.torch.tracing import ASYNC, untraced
@@ -67,10 +68,11 @@ def sparse_allreduce_async(
                     f"but rank {rank} sent {part[0].tolist()}."
                 )
         found = torch.cat([part[1:] for part in parts]).t()
-        each = widened(received(done.each[1], values))
-        summed = torch.sparse_coo_tensor(found, each, size, device=values.device).coalesce()
-        if op == Average:  # integers truncate toward zero, as in every other average
-            summed.values().div_(len(counts), rounding_mode=None if values.is_floating_point() else "trunc")
-        return summed.to(values.dtype)
+        every = received(done.each[1], values)
+        with computed_alike(values.device):
+            summed = torch.sparse_coo_tensor(found, widened(every), size, device=values.device).coalesce()
+            if op == Average:  # integers truncate toward zero, as in every other average
+                summed.values().div_(len(counts), rounding_mode=None if values.is_floating_point() else "trunc")
+            return summed.to(values.dtype)
 
     return SparseHandle(works, finish)

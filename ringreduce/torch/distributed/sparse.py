@@ -10,6 +10,7 @@ import torch
 
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.torch import cuda
+from ringreduce.torch.alike import computed_alike
 from ringreduce.torch.distributed.layout import LINEAR, Reduction, gathered
 from ringreduce.torch.tensors import widened
 
@@ -62,12 +63,14 @@ class Coordinates:
                     f"all_reduce of sparse tensors: this rank called {_call(self._same)}, and rank {rank} of the group "
                     f"{_call(theirs)}"
                 )
-        values = widened(values.view(-1, *self._like.shape[1:]), self._reduction.factor)
         indices = torch.cat([part[len(self._same) :] for part in parts]).view(-1, self._dims).t()
-        total = torch.sparse_coo_tensor(indices, values, self._tensor.shape, check_invariants=True).coalesce()
-        if self._reduction.name == "AVG":  # integers truncate toward zero, as in the average of dense tensors
-            total.values().div_(size, rounding_mode="trunc" if values.dtype is torch.int64 else None)
-        self._tensor.copy_(total.to(self._like.dtype))
+        with computed_alike(values.device):
+            values = widened(values.view(-1, *self._like.shape[1:]), self._reduction.factor)
+            total = torch.sparse_coo_tensor(indices, values, self._tensor.shape, check_invariants=True).coalesce()
+            if self._reduction.name == "AVG":  # integers truncate toward zero, as in the average of dense tensors
+                total.values().div_(size, rounding_mode="trunc" if values.dtype is torch.int64 else None)
+            total = total.to(self._like.dtype)
+        self._tensor.copy_(total)
 
 
 def _call(told: Sequence[int]) -> str:

@@ -10,11 +10,11 @@ from ringreduce.collectives.ops import Average
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet
 from ringreduce.torch import gradient_reduction
+from ringreduce.torch.alike import computed_alike
 from ringreduce.torch.compression import NoneCompressor, way_for
 from ringreduce.torch.functions import broadcast_parameters
 from ringreduce.torch.gradient_reduction import Channel
 from ringreduce.torch.local_sgd.outer import ElasticAveraging, Outer
-from ringreduce.torch.one_thread import one_thread
 
 
 class Fragment:
@@ -96,7 +96,8 @@ class Fragment:
         there = round(self._present.item() * ranks)  # a mean of ones may be a little less than one
         if there < ranks:  # those that have joined have sent zeros, by which an average is divided nevertheless
             for tensor in self._sent:
-                tensor.div_(there / ranks)
+                with computed_alike(tensor.device):
+                    tensor.div_(there / ranks)
 
     def apply(self, share: float | None = None) -> None:
         """Waits for the averaging, and takes what it gives.
@@ -108,9 +109,7 @@ class Fragment:
             targets, way = self._sent, 1 - self._mix
             if not self.is_plain:
                 before = [m.detach().clone() for m in self._common] if self._pull is not None else []
-                # Without a change (no step has followed the last averaging) momentum would move m all the same.
-                if share != 1 or any(bool(change.any()) for change in self._sent):
-                    self._step_outer()
+                self._step_outer(is_due=share != 1)
                 targets = [m.detach() for m in self._common]
                 if self._pull is not None and share is None:
                     targets, way = before, self._pull
@@ -132,13 +131,16 @@ class Fragment:
         self.due, self._sent, self._common, self._outer, self.applied = None, [], [], None, 0
         self._exchange = gradient_reduction.make(*self._way)
 
-    def _step_outer(self) -> None:
+    def _step_outer(self, is_due: bool) -> None:
+        """Only if due where nothing has changed, as no step has followed the last averaging: momentum would move m."""
         assert self._outer is not None
         for m, change in zip(self._common, self._sent, strict=True):
             m.grad = change
-        # Products, norms and sums of bfloat16 depend on the number of threads, and ranks may have other numbers.
-        with one_thread(torch.device("cpu")):
-            self._outer.step()
+        # Products, norms and sums of bfloat16 depend on the number of threads, and ranks may have other numbers. A
+        # denormal change is none for a thread that takes denormal numbers for zero.
+        with computed_alike(torch.device("cpu")):
+            if is_due or any(bool(change.any()) for change in self._sent):
+                self._outer.step()
         for m in self._common:
             m.grad = None
 

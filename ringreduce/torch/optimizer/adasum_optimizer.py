@@ -18,6 +18,7 @@ import torch
 
 from ringreduce.collectives.ops import Adasum
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.torch.alike import computed_alike
 from ringreduce.torch.collectives.allreduce import grouped_allreduce
 from ringreduce.torch.gradient_reduction import Stateful
 from ringreduce.torch.optimizer.distributed_optimizer import DistributedMixin
@@ -99,7 +100,8 @@ class AdasumMixin(DistributedMixin):
                 changes = [parameter - start for parameter, start in zip(parameters, before, strict=True)]
                 combined = self._combine(changes)
                 for parameter, start, change in zip(parameters, before, combined, strict=True):
-                    torch.add(start, change, out=parameter.data)
+                    with computed_alike(parameter.device):
+                        torch.add(start, change, out=parameter.data)
         except BaseException:  # the parameters may have this rank's own change; a hook of the plain step may raise, too
             self._is_lost |= has_stepped or not all(map(torch.equal, parameters, before))
             raise

@@ -9,6 +9,7 @@ import torch
 from ringreduce._core import Work
 from ringreduce.collectives.ops import Average, ReduceOp, Sum
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.torch.alike import computed_alike
 from ringreduce.torch.gradient_reduction import Channel
 from ringreduce.torch.optimizer.buckets import Bucket, Slot, changed
 from ringreduce.torch.submission import received
@@ -66,11 +67,13 @@ class SparseBucket(Bucket):
         for work in self.work:
             work.wait()
         indices, values = (received(work, like) for work, like in zip(self.work, self.gathered, strict=True))
-        wide = widened(values, self.channel.factor)
-        total = torch.sparse_coo_tensor(
-            indices.t(), wide, slot.parameter.shape, device=values.device, check_invariants=False
-        ).coalesce()
+        with computed_alike(values.device):
+            wide = widened(values, self.channel.factor)
+            total = torch.sparse_coo_tensor(
+                indices.t(), wide, slot.parameter.shape, device=values.device, check_invariants=False
+            ).coalesce()
+            total = total.to(values.dtype)
         self.gathered, self.work, self.given = (), (), None
         if is_changed:
             raise changed()
-        slot.parameter.grad = total.to(values.dtype)
+        slot.parameter.grad = total

@@ -111,8 +111,8 @@ MAY_IMPORT = {
         "torch/tensors",
         "torch/submission",
     },
-    "torch/one_thread": set(),
-    "torch/powersgd": {"_core", "errors", "collectives", "torch/gradient_reduction", "torch/one_thread"},
+    "torch/alike": set(),
+    "torch/powersgd": {"_core", "errors", "collectives", "torch/gradient_reduction", "torch/alike"},
     "torch/quantization": {
         "_core",
         "errors",
@@ -120,25 +120,28 @@ MAY_IMPORT = {
         "torch/profiling",
         "torch/tensors",
         "torch/gradient_reduction",
+        "torch/alike",
     },
 }
 """Room, or file beside rooms (each of those in ringreduce/ and ringreduce/torch/): what it may import of ringreduce
 when it is imported itself. "__init__" stands for the public names, which ringreduce/__init__.py gets from api.py on
 first use."""
 
-_TENSORS = {f"torch/{name}" for name in ("tracing", "profiling", "cuda", "tensors", "submission", "gradient_reduction")}
+_TENSORS = {
+    f"torch/{name}" for name in ("tracing", "profiling", "cuda", "tensors", "submission", "gradient_reduction", "alike")
+}
 MAY_IMPORT["torch/compression"] = {"job", "collectives", "common"} | {
-    f"torch/{name}" for name in ("gradient_reduction", "powersgd", "quantization")
+    f"torch/{name}" for name in ("alike", "gradient_reduction", "powersgd", "quantization", "tracing")
 }
 MAY_IMPORT["torch/collectives"] = BELOW_FRAMEWORKS | _TENSORS | {"torch/compression"}
 MAY_IMPORT["torch/sync_batch_norm"] = BELOW_FRAMEWORKS | _TENSORS
 MAY_IMPORT["torch/functions"] = BELOW_FRAMEWORKS | _TENSORS | {"torch/collectives"}
 MAY_IMPORT["torch/mpi_ops"] = BELOW_FRAMEWORKS | _TENSORS | {"torch/collectives", "torch/compression"}
 MAY_IMPORT["torch/optimizer"] = MAY_IMPORT["torch/mpi_ops"] | {"torch/functions"}
-MAY_IMPORT["torch/local_sgd"] = MAY_IMPORT["torch/optimizer"] | {"torch/optimizer", "torch/one_thread"}
+MAY_IMPORT["torch/local_sgd"] = MAY_IMPORT["torch/optimizer"] | {"torch/optimizer"}
 MAY_IMPORT["torch/elastic"] = BELOW_FRAMEWORKS | {"torch/mpi_ops"}
 MAY_IMPORT["torch/distributed"] = BELOW_FRAMEWORKS | {"job/failure", "plan"}
-MAY_IMPORT["torch/distributed"] |= {"torch/profiling", "torch/cuda", "torch/tensors"}
+MAY_IMPORT["torch/distributed"] |= {"torch/profiling", "torch/cuda", "torch/tensors", "torch/alike"}
 MAY_IMPORT["torch/lightning"] = BELOW_FRAMEWORKS
 MAY_IMPORT["torch/__init__"] = BELOW_FRAMEWORKS | {name for name in MAY_IMPORT if name.startswith("torch/")}
 MAY_IMPORT["tensorflow"] = BELOW_FRAMEWORKS

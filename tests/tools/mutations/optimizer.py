@@ -41,10 +41,17 @@ ROWS = (
     ),
     Mutation(
         "powersgd-threads",
-        "ringreduce/torch/one_thread.py",
-        "        torch.set_num_threads(1)\n",
+        "ringreduce/torch/alike.py",
+        "            torch.set_num_threads(1)\n",
         "",
         ("test_optimizer_compression.py::test_powersgd_has_the_same_bits_with_other_numbers_of_threads",),
+    ),
+    Mutation(
+        "alike-mode",
+        "ringreduce/torch/alike.py",
+        "                torch.set_flush_denormal(False)\n",
+        "                pass\n",
+        ("test_flushed_denormals.py::test_all_ranks_get_the_same_bits",),
     ),
     Mutation(
         "powersgd-joined",
