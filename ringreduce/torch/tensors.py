@@ -274,19 +274,6 @@ def refusal(tensor: Any) -> Exception:
     )
 
 
-def widened(values: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
-    """The values, times the factor, in a type that their sum over the ranks fits in, as the core's sums do.
-
-    A factor makes integers float64.
-    """
-    if values.is_floating_point() or values.is_complex():
-        wide = torch.promote_types(values.dtype, torch.float32)
-    else:
-        wide = torch.int64 if factor == 1.0 else torch.float64
-    values = values.to(wide)
-    return values if factor == 1.0 else values * factor
-
-
 def apart(source: torch.Tensor, output: torch.Tensor, ahead: int | None = None) -> torch.Tensor:
     """The source; a copy where it shares memory with the output, which would be written before it was sent.
 

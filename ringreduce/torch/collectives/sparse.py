@@ -8,9 +8,8 @@ from ringreduce.collectives.handles import Handle, Works
 from ringreduce.collectives.ops import Average, Sum
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.job.process_sets import ProcessSet, global_process_set, group_of
-from ringreduce.torch.alike import computed_alike
+from ringreduce.torch.sparse_sum import sparse_sum
 from ringreduce.torch.submission import gathers, received
-from ringreduce.torch.tensors import widened
 from ringreduce.torch.tracing import ASYNC, untraced
 
 
@@ -28,6 +27,8 @@ def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
 ) -> SparseHandle:
     """Sums or averages a sparse COO tensor over all ranks, by two all-gathers (of indices and of values).
+
+    Each element is summed in rank order; sparse_sum() says what is done with an index that a tensor has twice.
 
     Args:
         tensor: torch.sparse_coo; size, number of sparse dimensions and dtype are the same on all ranks, the number of
@@ -67,12 +68,7 @@ def sparse_allreduce_async(
                     f"Mismatched sparse ALLREDUCE tensor shapes: this rank sent sparse dimensions {list(size[:dims])}, "
                     f"but rank {rank} sent {part[0].tolist()}."
                 )
-        found = torch.cat([part[1:] for part in parts]).t()
-        every = received(done.each[1], values)
-        with computed_alike(values.device):
-            summed = torch.sparse_coo_tensor(found, widened(every), size, device=values.device).coalesce()
-            if op == Average:  # integers truncate toward zero, as in every other average
-                summed.values().div_(len(counts), rounding_mode=None if values.is_floating_point() else "trunc")
-            return summed.to(values.dtype)
+        found, each = torch.cat([part[1:] for part in parts]), done.each[1]
+        return sparse_sum(found, received(each, values), each.counts, size, divisor=len(counts) if op == Average else 1)
 
     return SparseHandle(works, finish)

@@ -10,9 +10,8 @@ import torch
 
 from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.torch import cuda
-from ringreduce.torch.alike import computed_alike
 from ringreduce.torch.distributed.layout import LINEAR, Reduction, gathered
-from ringreduce.torch.tensors import widened
+from ringreduce.torch.sparse_sum import sparse_sum
 
 if TYPE_CHECKING:
     from ringreduce._core import Work
@@ -50,7 +49,7 @@ class Coordinates:
         self.parts = [torch.cat([same, mine.indices().t().flatten()]), mine.values().contiguous()]
 
     def sum(self, natives: Sequence[Work], size: int) -> None:
-        """Writes the sum over all ranks to the tensor; natives are the finished gathers of the parts.
+        """Writes the sum over all ranks, in rank order, to the tensor; natives are the finished gathers of the parts.
 
         Raises MismatchError where the ranks' operations or shapes differ.
         """
@@ -63,14 +62,12 @@ class Coordinates:
                     f"all_reduce of sparse tensors: this rank called {_call(self._same)}, and rank {rank} of the group "
                     f"{_call(theirs)}"
                 )
-        indices = torch.cat([part[len(self._same) :] for part in parts]).view(-1, self._dims).t()
-        with computed_alike(values.device):
-            values = widened(values.view(-1, *self._like.shape[1:]), self._reduction.factor)
-            total = torch.sparse_coo_tensor(indices, values, self._tensor.shape, check_invariants=True).coalesce()
-            if self._reduction.name == "AVG":  # integers truncate toward zero, as in the average of dense tensors
-                total.values().div_(size, rounding_mode="trunc" if values.dtype is torch.int64 else None)
-            total = total.to(self._like.dtype)
-        self._tensor.copy_(total)
+        indices = torch.cat([part[len(self._same) :] for part in parts]).view(-1, self._dims)
+        counts = [(len(part) - len(self._same)) // self._dims for part in parts]
+        values = values.view(-1, *self._like.shape[1:])
+        shape, divisor = self._tensor.shape, size if self._reduction.name == "AVG" else 1
+        torch.sparse_coo_tensor(indices.t(), values, shape, check_invariants=True)  # raises for an index outside
+        self._tensor.copy_(sparse_sum(indices, values, counts, shape, self._reduction.factor, divisor=divisor))
 
 
 def _call(told: Sequence[int]) -> str:

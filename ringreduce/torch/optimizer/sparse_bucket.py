@@ -9,18 +9,18 @@ import torch
 from ringreduce._core import Work
 from ringreduce.collectives.ops import Average, ReduceOp, Sum
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.torch.alike import computed_alike
 from ringreduce.torch.gradient_reduction import Channel
 from ringreduce.torch.optimizer.buckets import Bucket, Slot, changed
+from ringreduce.torch.sparse_sum import sparse_sum
 from ringreduce.torch.submission import received
-from ringreduce.torch.tensors import widened
 
 
 class SparseBucket(Bucket):
     """One parameter whose gradients are sparse COO tensors, of sparse_dim sparse dimensions.
 
-    Each rank sends the coalesced indices and values; the sum of equal indices is taken in rank order by everybody. A
-    rank without a gradient sends none; one with a dense gradient sends that as if all its rows had been touched.
+    Each rank sends the coalesced indices and values; the sum of equal indices is taken in rank order by everybody
+    (sparse_sum() says what is done with an index that one gradient has twice). A rank without a gradient sends none;
+    one with a dense gradient sends that as if all its rows had been touched.
     """
 
     __slots__ = ("channel", "gathered", "given", "sparse_dim", "version", "work")
@@ -67,12 +67,9 @@ class SparseBucket(Bucket):
         for work in self.work:
             work.wait()
         indices, values = (received(work, like) for work, like in zip(self.work, self.gathered, strict=True))
-        with computed_alike(values.device):
-            wide = widened(values, self.channel.factor)
-            total = torch.sparse_coo_tensor(
-                indices.t(), wide, slot.parameter.shape, device=values.device, check_invariants=False
-            ).coalesce()
-            total = total.to(values.dtype)
+        channel, counts = self.channel, self.work[1].counts
+        divisor = channel.size if channel.op == Average else 1
+        total = sparse_sum(indices, values, counts, slot.parameter.shape, channel.prescale, channel.postscale, divisor)
         self.gathered, self.work, self.given = (), (), None
         if is_changed:
             raise changed()

@@ -112,6 +112,7 @@ MAY_IMPORT = {
         "torch/submission",
     },
     "torch/alike": set(),
+    "torch/sparse_sum": {"torch/alike"},
     "torch/powersgd": {"_core", "errors", "collectives", "torch/gradient_reduction", "torch/alike"},
     "torch/quantization": {
         "_core",
@@ -128,7 +129,8 @@ when it is imported itself. "__init__" stands for the public names, which ringre
 first use."""
 
 _TENSORS = {
-    f"torch/{name}" for name in ("tracing", "profiling", "cuda", "tensors", "submission", "gradient_reduction", "alike")
+    f"torch/{name}"
+    for name in ("alike", "cuda", "gradient_reduction", "profiling", "sparse_sum", "submission", "tensors", "tracing")
 }
 MAY_IMPORT["torch/compression"] = {"job", "collectives", "common"} | {
     f"torch/{name}" for name in ("alike", "gradient_reduction", "powersgd", "quantization", "tracing")
@@ -141,7 +143,7 @@ MAY_IMPORT["torch/optimizer"] = MAY_IMPORT["torch/mpi_ops"] | {"torch/functions"
 MAY_IMPORT["torch/local_sgd"] = MAY_IMPORT["torch/optimizer"] | {"torch/optimizer"}
 MAY_IMPORT["torch/elastic"] = BELOW_FRAMEWORKS | {"torch/mpi_ops"}
 MAY_IMPORT["torch/distributed"] = BELOW_FRAMEWORKS | {"job/failure", "plan"}
-MAY_IMPORT["torch/distributed"] |= {"torch/profiling", "torch/cuda", "torch/tensors", "torch/alike"}
+MAY_IMPORT["torch/distributed"] |= {"torch/profiling", "torch/cuda", "torch/tensors", "torch/sparse_sum"}
 MAY_IMPORT["torch/lightning"] = BELOW_FRAMEWORKS
 MAY_IMPORT["torch/__init__"] = BELOW_FRAMEWORKS | {name for name in MAY_IMPORT if name.startswith("torch/")}
 MAY_IMPORT["tensorflow"] = BELOW_FRAMEWORKS

@@ -142,6 +142,13 @@ ROWS = (
         "ringreduce/torch/gradient_reduction.py",
         "/ (self.size if self.op == Average else 1)",
         "/ (1 if self.op == Average else 1)",
+        ("test_optimizer_compression.py::test_values_are_the_oracles",),
+    ),
+    Mutation(
+        "sparse-average",
+        "ringreduce/torch/optimizer/sparse_bucket.py",
+        "channel.size if channel.op == Average else 1",
+        "1",
         ("test_optimizer_training.py::test_sparse_gradients",),
     ),
     Mutation(
