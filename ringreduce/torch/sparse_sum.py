@@ -29,8 +29,10 @@ def sparse_sum(
         values: a row for each nonzero, in the dtype that the result has.
         counts: how many nonzeros each rank has.
         shape: of the result.
-        prescale, postscale, divisor: multiply the values and divide the sum, in its type; postscale is 1 for integers,
-            which are divided exactly and truncated toward zero.
+        prescale: multiplies each value, in the type of the sum; integers in double precision, and each product is
+            truncated toward zero, and clamped, to the dtype, as is the sum but of int64, which wraps around.
+        postscale, divisor: multiply and divide the sum. postscale is 1 for integers, which are divided exactly and
+            truncated toward zero.
     """
     dtype, is_complex = values.dtype, values.is_complex()
     with computed_alike(values.device):
@@ -47,6 +49,8 @@ def sparse_sum(
                 total.mul_(postscale / divisor)
         elif divisor != 1:
             total.div_(divisor, rounding_mode="trunc")
+        elif prescale != 1.0:
+            total.clamp_(torch.iinfo(dtype).min, torch.iinfo(dtype).max)
         total = (torch.view_as_complex(total) if is_complex else total).to(dtype)
     coordinates = _coordinates(places, shape, indices.shape[1])
     return torch.sparse_coo_tensor(
@@ -73,13 +77,14 @@ def _coordinates(places: torch.Tensor, shape: Sequence[int], dims: int) -> torch
 
 
 def _widened(values: torch.Tensor, factor: float) -> torch.Tensor:
-    """The values, times the factor, in a type that their sum over the ranks fits in, as the core's sums do.
-
-    A factor makes integers float64.
-    """
+    """The values, times the factor, in a type that their sum over the ranks fits in, as the core's sums do."""
     if values.is_floating_point():
-        wide = torch.promote_types(values.dtype, torch.float32)
-    else:
-        wide = torch.int64 if factor == 1.0 else torch.float64
-    values = values.to(wide)
-    return values if factor == 1.0 else values * factor
+        wide = values.to(torch.promote_types(values.dtype, torch.float32))
+        return wide if factor == 1.0 else wide * factor
+    if factor == 1.0:
+        return values.to(torch.int64)
+    span = torch.iinfo(values.dtype)
+    # The next float64 below the largest int64, which is none.
+    highest = float(span.max) if span.bits < 64 else float(2**63 - 1024)
+    products = values.double() * factor
+    return torch.where(products >= span.min, products, span.min).clamp(max=highest).long()  # a NaN is the least number

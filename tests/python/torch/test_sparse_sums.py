@@ -84,3 +84,29 @@ def sum_each_way(path: str) -> list[str]:
 @pytest.mark.parametrize("ranks", [3, 4, 8])
 def test_sparse_sums_are_folded_in_rank_order(run_ranks: Callable[..., Any], tmp_path: Path, ranks: int) -> None:
     assert run_ranks(sum_each_way, ranks, args=(os.fspath(tmp_path / "store"),)) == [[]] * ranks
+
+
+def multiply_integers(path: str) -> list[str]:
+    """Which products are not as in the all-reduce of dense tensors."""
+    differing = []
+    with hvd.init() as world:
+        dist.init_process_group("ringreduce", init_method=f"file://{path}", rank=world.rank, world_size=world.size)
+        for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64):
+            span = torch.iinfo(dtype)
+            numbers = [3, -3, 7 + world.rank, span.max, span.min, span.max - world.rank, 0]
+            values = torch.tensor([number if number >= span.min else 1 for number in numbers], dtype=dtype)
+            for factor in (0.5, 1.0, 1.5, -0.25, 3.7, 1e30):
+                dense = torch.cat([values, torch.zeros(2, dtype=dtype)])
+                tensor = dense.to_sparse()
+                op = dist._make_nccl_premul_sum(factor)
+                dist.all_reduce(dense, op)
+                dist.all_reduce(tensor, op)
+                assert tensor.dtype is dtype
+                if not torch.equal(tensor.to_dense(), dense):
+                    differing.append(f"{factor} of {dtype}: {tensor.to_dense().tolist()}, not {dense.tolist()}")
+        dist.destroy_process_group()
+    return differing
+
+
+def test_integers_are_multiplied_as_in_dense_tensors(run_ranks: Callable[..., Any], tmp_path: Path) -> None:
+    assert run_ranks(multiply_integers, 3, args=(os.fspath(tmp_path / "store"),)) == [[]] * 3
