@@ -131,7 +131,10 @@ def alltoall(
 
     Returns:
         The received rows. With splits, (rows, received_splits): also how many came from each rank, int32 (int64 where
-        a count needs it), on the device of splits where that is a tensor.
+        a count needs it), on the device of splits where that is a tensor. In a graph of torch.compile always int32.
+
+    Raises:
+        InvalidArgumentError: in a graph, with splits: more rows have come from one rank than int32 holds.
 
     >>> hvd.alltoall(torch.arange(4) + 10 * hvd.rank(), splits=[1, 3])  # on rank 0 of two
     (tensor([ 0, 10]), tensor([1, 1], dtype=torch.int32))
