@@ -106,7 +106,7 @@ def wider_gradients() -> None:
         tx = hvd.distributed(hvd.diloco(lr=1.0, momentum=0.0), every=2)
         state = tx.init(jnp.ones(2, jnp.bfloat16))
         for update in (tx.update, jax.jit(tx.update)):
-            with pytest.raises(hvd.InvalidArgumentError, match="which is bfloat16; with these .* would be float32"):
+            with pytest.raises(hvd.InvalidArgumentError, match=r"which is bfloat16; with these .* would be float32"):
                 update(jnp.ones(2, jnp.float32), state)
 
 

@@ -15,15 +15,15 @@ ROWS = (
     Mutation(
         "record-group-of-name",
         "csrc/recorder/recorder.cc",
-        "  std::string key(reinterpret_cast<const char*>(&group), sizeof group);\n",
-        "  std::string key;\n",
+        "  return std::string(reinterpret_cast<const char*>(&group), sizeof group) + kept;\n",
+        "  return kept;\n",
         ("recorder_test::recorder: names are numbered",),
     ),
     Mutation(
         "record-number-of-group",
         "csrc/recorder/recorder.cc",
-        "hash_of_text(key.substr(sizeof group))",
-        "hash_of_text(key)",
+        "call.number = hash_of_text(kept);",
+        "call.number = hash_of_text(key);",
         ("recorder_test::recorder: names beyond",),
     ),
     Mutation(
