@@ -18,12 +18,6 @@ constexpr int kStepsAtOnce = 16;
 constexpr size_t kMostIssued = 32;
 constexpr double kBusyS = 10.0;      // an entry waits so long for memory of a GPU that is full
 constexpr double kStoresEndS = 1.0;  // a rank that takes its memory back waits so long for those who store into it
-
-// Whether GPUs work in each other's memory: on the path ipc, and on the first level of 'staged' over several hosts.
-bool maps_gpu_memory(const Entry& entry, const Hosts& hosts) {
-  const Algo path = static_cast<Algo>(entry.algorithm);
-  return path == Algo::kIpc || (path == Algo::kStaged && hosts.several());
-}
 }  // namespace
 
 bool Executor::step(bool from_engine, const HostRelay* relay) {
@@ -185,20 +179,20 @@ void Executor::skip_entry(Entry& entry) {
   negotiation_.segment().ring_waiters();  // not a team's to ring: this rank is in none
 }
 
-bool Executor::needs(int rank) const {
-  // A rank that has consumed the entry has pushed all that others will ever get from it; they may still have to pull.
-  const uint64_t ended = from_.control.line(rank).cursor.load(std::memory_order_acquire);
-  if (active_ != nullptr && ended <= cursor_ && active_->needs(rank)) return true;
+bool Executor::needs(int rank, uint64_t from) const {
+  if (active_ != nullptr && from <= cursor_ && active_->needs(rank)) return true;
   return std::any_of(issued_.begin(), issued_.end(),
-                     [&](const Issued& entry) { return ended <= entry.position && entry.algorithm->needs(rank); });
+                     [&](const Issued& entry) { return from <= entry.position && entry.algorithm->needs(rank); });
+}
+
+// A rank that has consumed the entry has pushed all that others will ever get from it; they may still have to pull.
+bool Executor::needs(int rank) const {
+  return needs(rank, from_.control.line(rank).cursor.load(std::memory_order_acquire));
 }
 
 std::string Executor::why_cut(int rank) const {
   const std::unique_ptr<Link>& link = from_.links[static_cast<size_t>(rank)];
-  const bool is_needed =
-      (active_ != nullptr && active_->needs(rank)) ||
-      std::any_of(issued_.begin(), issued_.end(), [&](const Issued& entry) { return entry.algorithm->needs(rank); });
-  return link != nullptr && is_needed ? link->why_cut() : "";
+  return link != nullptr && needs(rank, 0) ? link->why_cut() : "";
 }
 
 // The callers of this rank's pending operations may write to their memory from here on. Other ranks of this host store

@@ -55,6 +55,7 @@ class Executor {
     std::vector<OperationPtr> members;
   };
 
+  bool needs(int rank, uint64_t from) const;  // for an entry from that place of the log on
   bool step_entry(bool from_engine, const HostRelay* relay);
   bool end_issued();
   void append_complete();

@@ -17,6 +17,12 @@ namespace rr {
 // Whether NCCL can do what the operation asks for. size: ranks of the group.
 bool nccl_knows(const Operation& operation, int size);
 
+// Whether GPUs work in each other's memory: on the path ipc, and on the first level of 'staged' over several hosts.
+inline bool maps_gpu_memory(const Entry& entry, const Hosts& hosts) {
+  const Algo path = static_cast<Algo>(entry.algorithm);
+  return path == Algo::kIpc || (path == Algo::kStaged && hosts.several());
+}
+
 // Executor lock held, but at its end.
 class DevicePlanner {
  public:

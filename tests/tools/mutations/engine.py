@@ -300,7 +300,7 @@ ROWS = (
     Mutation(
         "what-a-rank-sent-before-it-left",
         "csrc/engine/group/executor.cc",
-        'return link != nullptr && is_needed ? link->why_cut() : "";',
+        'return link != nullptr && needs(rank, 0) ? link->why_cut() : "";',
         'return "";',
         ("leave_hosts_test::leaving: what a rank had sent",),
         limit_s=60,
