@@ -22,6 +22,7 @@ from ringreduce.torch.alike import computed_alike
 from ringreduce.torch.profiling import profiled
 from ringreduce.torch.submission import gather, received
 from ringreduce.torch.tensors import operand
+from ringreduce.torch.tracing import ALIKE, untraced
 
 _HOOKS = (
     "_forward_hooks",
@@ -148,20 +149,24 @@ class SyncBatchNorm(_BatchNorm):
                 f"{tuple(input.shape)}, and no more on the other ranks"
             )
         if self.training:
-            self._track(mean, m2, float(count))
+            self._track(mean, m2, count)
         return output  # type: ignore[no-any-return]
 
-    def _track(self, mean: torch.Tensor, m2: torch.Tensor, count: float) -> None:
-        """Moves the running statistics towards those of a batch."""
+    @untraced(ALIKE)
+    def _track(self, mean: torch.Tensor, m2: torch.Tensor, count: torch.Tensor) -> None:
+        """Moves the running statistics towards those of a batch.
+
+        By products and sums of their own: lerp_() rounds once or twice, as the processor has it.
+        """
         if self.running_mean is None or self.running_var is None:
             return
         assert self.num_batches_tracked is not None
         with torch.no_grad(), computed_alike(self.running_mean.device):
             self.num_batches_tracked += 1
             momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-            variance = m2 / (count - 1)
-            self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
-            self.running_var.lerp_(variance.to(self.running_var.dtype), momentum)
+            variance = m2 / (float(count) - 1)
+            for running, new in ((self.running_mean, mean), (self.running_var, variance)):
+                running.add_((new.to(running.dtype) - running).mul_(momentum))
 
 
 def _has_forward_of_torch(layer: _BatchNorm) -> bool:

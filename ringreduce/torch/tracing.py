@@ -25,6 +25,7 @@ compiled function it is, also where the graph was broken: what is called there w
 TRACEABLE = hasattr(torch.library, "register_autograd")
 """Whether this torch (>= 2.4) can have the collectives in its graphs. Older ones break the graph at each."""
 
+ALIKE = "all ranks are to get the same bits of it"
 ASYNC = "a handle is no value of a graph; the forms that wait are traced"
 BLOCKS = "it exchanges what is not in tensors"
 KERNEL = "it is what an operator does"

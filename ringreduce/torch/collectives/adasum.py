@@ -61,9 +61,9 @@ def submit(
 
     def finish(works: Works) -> Any:
         for work, row, output in zip(works.each, rows, outputs, strict=True):
-            gathered = received(work, row)
+            gathered = received(work, row).cpu()
             with computed_alike(_CPU):
-                vectors = gathered.cpu().double().reshape(size, -1).numpy()
+                vectors = gathered.double().reshape(size, -1).numpy()
                 combined = torch.from_numpy(_combine(list(vectors)) * postscale_factor)
                 rounded = combined.view(output.shape).to(output.dtype)
             output.detach().copy_(rounded)

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import warnings
 from collections.abc import Callable
 from inspect import signature
 from typing import Any
@@ -112,6 +113,29 @@ def against_plain_layers() -> None:
             assert copy.deepcopy(layer).process_set is part
             column = torch.tensor([[1.0 + hvd.rank()]], dtype=torch.float64)  # 1 and 3
             torch.testing.assert_close(layer(column)[0, 0].item(), (hvd.rank() - 1) / (1 + 1e-5) ** 0.5)
+
+
+def compiled_tracks_alike() -> list[list[float]]:
+    """The running statistics after two batches, of a layer that torch.compile has taken and of one that it has not."""
+    with hvd.init() as world:
+        layers = [hvd.SyncBatchNorm(3) for _ in range(2)]
+        calls = [torch.compile(layers[0], backend="eager"), layers[1]]
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for number in range(2):
+                torch.manual_seed(10 * number + world.rank)
+                batch = torch.randn(4, 3, requires_grad=True)
+                for call in calls:
+                    call(batch).sum().backward()
+        assert not [one for one in said if "Converting a tensor" in str(one.message)]
+        return [[*layer.running_mean.tolist(), *layer.running_var.tolist()] for layer in layers]
+
+
+def test_it_tracks_statistics_within_torch_compile_too(run_ranks: Callable[..., Any]) -> None:
+    found = run_ranks(compiled_tracks_alike, 2)
+    assert found[0] == found[1]
+    compiled, plain = found[0]
+    assert compiled == plain != [0.0] * 3 + [1.0] * 3
 
 
 def test_it_equals_batch_norm_of_the_joined_batch(run_ranks: Callable[..., Any]) -> None:
