@@ -134,7 +134,7 @@ def table(record: dict[str, Any]) -> str:
     """All-reduce at level c: ours, the best MPI, Gloo from Python, and how much faster ours is."""
     found = record["comparisons"]["allreduce"]
     lines = [
-        "| size | registered, us | private, us | best MPI, us | registered / private against it | Gloo, us |",
+        "| size | registered, us | private, us | best MPI, us | registered / private against it | Gloo (Python), us |",
         "|---|---|---|---|---|---|",
     ]
     for nbytes in comparison.sizes(found):

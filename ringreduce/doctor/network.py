@@ -117,9 +117,8 @@ def _windows(name: str, pair: dict[str, Any], sysctls: list[dict[str, str]]) -> 
         if limits and needed > WINDOW_PART * min(limits):
             key = path.replace("/", ".")
             value = f"{key} allows {min(limits) / MIB:.1f} MiB a connection, {needed / MIB:.1f} MiB are under way"
-            hint = (
-                f'the link may be faster: sysctl -w {key}="4096 131072 {1 << (4 * needed).bit_length()}" on both hosts'
-            )
+            most = max(1 << (4 * needed).bit_length(), *limits)
+            hint = f"the link may be faster: raise the last number of sysctl {key} to {most} where it is less"
             yield Finding("network", name, value, "note", hint)
     idle = any(sysctl.get("net/ipv4/tcp_slow_start_after_idle") == "1" for sysctl in sysctls)
     if idle and pair["round_trip_s"] > LONG_WAY_S:

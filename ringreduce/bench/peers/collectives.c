@@ -4,8 +4,9 @@
  * by rewriting the input and a barrier and timed alone, the slowest rank's time of each call. One JSON line on rank 0.
  * Fewer calls than ITERS where they would take more than SECONDS, by the pace of the warm-up; 3 at least. Fewer than
  * WARMUP where these would take more than WARMUP_SECONDS. Both may be inf.
- * Usage: mpirun -np N collectives NAME COUNT IN_PLACE ITERS WARMUP SECONDS WARMUP_SECONDS
- * COUNT: elements of a rank's larger operand
+ * The first call is checked, and one after the timed ones.
+ * Usage: mpirun -np N collectives NAME COUNT IN_PLACE ITERS WARMUP SECONDS WARMUP_SECONDS N
+ * COUNT: elements of a rank's larger operand. N: the ranks, since the mpirun of another MPI starts N jobs of one rank
  */
 #include <limits.h>
 #include <mpi.h>
@@ -84,6 +85,12 @@ static void rewrite(size_t nbytes) {
   MPI_Barrier(MPI_COMM_WORLD);
 }
 
+static long count_wrong(int outputs) {
+  long wrong = 0;
+  for (int i = 0; kind != BARRIER && i < outputs; ++i) wrong += output[i] != wanted(i);
+  return wrong;
+}
+
 static int at_least(int least, double value) { return value < least ? least : (int)value; }
 
 /* Seconds of a call with what comes before it, the slowest rank's mean of so many. */
@@ -107,11 +114,14 @@ static double p99(const double* samples, int number) { return samples[number - n
 
 int main(int argc, char** argv) {
   int granted;
-  long wrong = 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_SINGLE, &granted);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
-  if (argc != 8) MPI_Abort(MPI_COMM_WORLD, 2);
+  if (argc != 9) MPI_Abort(MPI_COMM_WORLD, 2);
+  if (size != atoi(argv[8])) {
+    fprintf(stderr, "%d ranks have met, not %s: is this mpirun that of the MPI compiled for?\n", size, argv[8]);
+    MPI_Abort(MPI_COMM_WORLD, 2);
+  }
   while (kind < KINDS && strcmp(argv[1], names[kind]) != 0) ++kind;
   if (kind == KINDS) MPI_Abort(MPI_COMM_WORLD, 2);
   const long elements = strtol(argv[2], NULL, 10);
@@ -133,7 +143,7 @@ int main(int argc, char** argv) {
   for (int i = 0; i < inputs; ++i) original[i] = given(rank, i);
   rewrite(nbytes);
   call();
-  for (int i = 0; kind != BARRIER && i < outputs; ++i) wrong += output[i] != wanted(i);
+  long wrong = count_wrong(outputs);
   if (small) memset(input, 0, nbytes); /* back to back, the sums feed the next call: stay finite */
   double pace = slowest(1, small ? 0 : nbytes);
   const int affordable = pace * warmup > warmup_budget ? at_least(1, warmup_budget / pace) : warmup - 1;
@@ -144,6 +154,9 @@ int main(int argc, char** argv) {
     rewrite(small ? 0 : nbytes);
     seconds[i] = per_call(calls);
   }
+  rewrite(nbytes);
+  call();
+  wrong += count_wrong(outputs);
 
   MPI_Allreduce(MPI_IN_PLACE, &wrong, 1, MPI_LONG, MPI_SUM, MPI_COMM_WORLD);
   MPI_Allreduce(MPI_IN_PLACE, seconds, samples, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);

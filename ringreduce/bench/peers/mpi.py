@@ -73,7 +73,8 @@ class Mpi:
         """See Peer."""
         what = [cell.collective, str(cell.count), "1" if cell.in_place else "0"]
         seconds = [str(cell.budget_s), str(cell.warmup_budget_s)]
-        command = [*self.launch(cell), str(self.build()), *what, str(cell.iters), str(cell.warmup), *seconds]
+        how_often = [str(cell.iters), str(cell.warmup)]
+        command = [*self.launch(cell), str(self.build()), *what, *how_often, *seconds, str(cell.ranks)]
         return Job(command, self.installation.environ())
 
     def launch(self, cell: Cell) -> list[str]:
@@ -90,11 +91,14 @@ class Mpi:
 
     def build(self) -> Path:
         """collectives.c compiled with this MPI's own compiler wrapper, once. Raises CalledProcessError."""
-        source = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]  # another ringreduce of this user has another one
-        program = cache("bench") / f"collectives-{self.library}-{self.version}-{source}"
+        assert self.installation.mpicc is not None
+        # Of this ringreduce, and for this installation: the program has the path of its library in it.
+        mpicc = Path(self.installation.mpicc).resolve()
+        made_of = f"{mpicc} {mpicc.stat().st_mtime_ns} ".encode() + SOURCE.read_bytes()
+        digest = hashlib.sha256(made_of).hexdigest()[:16]
+        program = cache("bench") / f"collectives-{self.library}-{self.version}-{digest}"
         if not program.exists():
             draft = program.with_suffix(f".{os.getpid()}")
-            assert self.installation.mpicc is not None
             command = [self.installation.mpicc, "-O3", "-o", str(draft), str(SOURCE)]
             subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=COMPILE_TIMEOUT_S)
             draft.rename(program)
