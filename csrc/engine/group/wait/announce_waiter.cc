@@ -62,6 +62,16 @@ std::string AnnounceWaiter::why_no_name() const {
   return "an earlier operation of this name has not ended on rank(s) " + list_of(joined) + ", which joined";
 }
 
+OperationPtr AnnounceWaiter::oldest_pending() const {
+  const auto submitted = parts_.submitted.lock();
+  PendingOperations& pending = submitted->pending;
+  for (const OperationPtr& operation : pending.oldest_first()) {
+    operation->quick ? void(pending.try_finish_quick(*operation)) : pending.settle(*operation);
+    if (operation->state == State::kPending && !operation->discard) return operation;
+  }
+  return nullptr;
+}
+
 // All names of the table are in flight, or a rank that has joined has not consumed this one.
 void AnnounceWaiter::wait_for_name(GroupParts::Locked& submitted, Operation& waiting, Interrupt interrupt,
                                    const std::function<bool(PendingOperations&)>& announce) {
@@ -79,7 +89,10 @@ void AnnounceWaiter::wait_for_name(GroupParts::Locked& submitted, Operation& wai
     const std::string why = why_no_name();
     deadlock_watch_.look_for_timeout(
         waiter, "to call " + called_shortly(waiting.kind, waiting.name, waiting.number) + ", because " + why);
-    if (!parts_.members.fail_if_unread(waiting)) watchdog_.check_unsubmitted(waiting, why);
+    if (parts_.members.fail_if_unread(waiting)) return;
+    // It has waited for longer, and its error names the ranks that are missing.
+    if (const OperationPtr oldest = oldest_pending(); oldest != nullptr) watchdog_.check_age(*oldest);
+    watchdog_.check_unsubmitted(waiting, why);
   };
   waiter_.wait_until(announced, interrupt, tick);
   submitted.lock();

@@ -22,6 +22,7 @@ class AnnounceWaiter {
 
  private:
   std::string why_no_name() const;
+  OperationPtr oldest_pending() const;  // null: none
 
   const GroupParts& parts_;
   const Watchdog& watchdog_;
