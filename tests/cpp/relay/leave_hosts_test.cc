@@ -190,6 +190,7 @@ Wrap leader_1_stops(const std::function<bool()>& stops) {
 TEST_CASE("leaving: what a leader takes up meanwhile comes into the log of its host") {
   const Environment environment{{"RINGREDUCE_TIMEOUT", "20"}};
   std::atomic<const RankLine*> leaving{nullptr};
+  std::atomic<bool> has_announced{false};  // rank 2: its leader passes that on, which it does not while it is stopped
   std::atomic<bool> has_root_ended{false};
   std::atomic<bool> is_over{false};
   const auto stops = [&] {
@@ -201,7 +202,9 @@ TEST_CASE("leaving: what a leader takes up meanwhile comes into the log of its h
     Floats data(3000, 7.0f);
     Floats mine(1000);
     if (rank.rank == 0) wait_for([&] { return has_left(rank.world.control().line(1)); });
+    if (rank.rank == 1) wait_for([&] { return has_announced.load(); });
     const OperationPtr scatter = start_scatter(rank, 0, data, mine);
+    if (rank.rank == 2) has_announced = true;
     if (rank.rank == 1) {
       leaving = &rank.world.control().line(1);
       return rank.context.shutdown();
