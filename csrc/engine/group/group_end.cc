@@ -53,10 +53,9 @@ void GroupEnd::remove() {
   {
     const auto submitted = parts_.submitted.lock();
     parts_.is_removed = true;
-    submitted->pending.fail_all([&](const Operation&) {
-      return std::make_exception_ptr(
-          ShutdownError(parts_.from.here() + "] the process set was removed while this operation was pending"));
-    });
+    const auto error = std::make_exception_ptr(
+        ShutdownError(parts_.from.here() + "] the process set was removed while this operation was pending"));
+    submitted->pending.fail_all([&error](const Operation&) { return error; });
     ring_own();
   }
   mark_left(Attendance::kRemoved);
@@ -81,8 +80,8 @@ void GroupEnd::fail_as_shut_down() {
   parts_.negotiation.segment().ring_all();
   executor_.close();
   const auto submitted = parts_.submitted.lock();
-  submitted->pending.fail_all(
-      [&](const Operation&) { return raised_by([&] { parts_.context.throw_if_shut_down(); }); });
+  const std::exception_ptr error = raised_by([&] { parts_.context.throw_if_shut_down(); });
+  submitted->pending.fail_all([&error](const Operation&) { return error; });
   ring_own();
 }
 
