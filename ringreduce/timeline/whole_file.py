@@ -97,7 +97,8 @@ def _descriptor(path: Path) -> tuple[str, int] | None:
 
 
 def _opened_at_once(path: Path) -> BinaryIO:
-    if not is_file_behind_descriptor(path) or (found := _descriptor(path)) is None:
+    found = _descriptor(path) if path.is_file() else None
+    if found is None:
         return open(path, "wb")
     process, number = found
     if process != os.path.realpath("/proc/self"):
