@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/errors.h"
 #include "collective/plan.h"
+#include "data/stream.h"
 #include "engine/context.h"
 #include "os/bell.h"
 
@@ -48,18 +49,23 @@ class Work {
       return reduce({rank_ * job_.dst.count, (rank_ + 1) * job_.dst.count}, {dsts_[rank_]}, 0);
     }
     if (job_.kind == Kind::kBroadcast) {
-      if (rank_ != 0) std::memcpy(dsts_[rank_], srcs_[0], job_.src.nbytes());
+      if (rank_ != 0) copy(dsts_[rank_], srcs_[0], job_.src.nbytes());
       return;
     }
     const bool gathers = job_.kind == Kind::kAllgather;
     const size_t part = gathers ? job_.src.nbytes() : job_.src.nbytes() / ranks_;
     for (size_t r = 0; r < ranks_; ++r) {
-      std::memcpy(dsts_[rank_] + r * part, srcs_[r] + (gathers ? 0 : rank_ * part), part);
+      copy(dsts_[rank_] + r * part, srcs_[r] + (gathers ? 0 : rank_ * part), part);
     }
   }
 
  private:
   int group_size() const { return static_cast<int>(ranks_); }
+
+  // As pull.cc copies an output: past the caches where all of it is large.
+  void copy(std::byte* dst, const std::byte* src, size_t nbytes) const {
+    job_.dst.nbytes() >= kStreamedNbytes ? stream(dst, src, nbytes) : void(std::memcpy(dst, src, nbytes));
+  }
 
   void reduce(Range range, const Addresses& dsts, size_t dst_offset) const {
     std::vector<const void*> from;

@@ -13,6 +13,7 @@ from ringreduce.bench import machine
 from ringreduce.doctor.finding import Finding
 from ringreduce.errors import Error, InvalidArgumentError, UnavailableError
 from ringreduce.horovod_variables import WITHOUT_EFFECT
+from ringreduce.job.environment import rendezvous_secret
 from ringreduce.job.own_place import own_place
 from ringreduce.job.pidfd import check_pidfds
 from ringreduce.launch.quota import cpu_quota
@@ -65,6 +66,7 @@ def launcher() -> Iterator[Finding]:
     """Who started this process, by the variables that are set."""
     try:
         place = own_place()
+        rendezvous_secret()
     except Error as error:
         yield Finding("launcher", "detected", str(error), "problem", "start it with ringrun, mpirun, torchrun or srun")
         return

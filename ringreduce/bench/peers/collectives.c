@@ -5,11 +5,14 @@
  * Fewer calls than ITERS where they would take more than SECONDS, by the pace of the warm-up; 3 at least. Fewer than
  * WARMUP where these would take more than WARMUP_SECONDS. Both may be inf.
  * The first call is checked, and one after the timed ones.
- * Usage: mpirun -np N collectives NAME COUNT IN_PLACE ITERS WARMUP SECONDS WARMUP_SECONDS N
+ * Usage: mpirun -np N collectives NAME COUNT IN_PLACE ITERS WARMUP SECONDS WARMUP_SECONDS N CPUS
  * COUNT: elements of a rank's larger operand. N: the ranks, since the mpirun of another MPI starts N jobs of one rank
+ * CPUS: those of each rank, as in "0,2;1,3", since an mpirun that binds takes CPUs that taskset forbids; "" binds nobody
  */
+#define _GNU_SOURCE
 #include <limits.h>
 #include <mpi.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -112,14 +115,39 @@ static int ascending(const void* a, const void* b) {
 /* The least sample that 99 % of them do not exceed, as in ../percentile.py. */
 static double p99(const double* samples, int number) { return samples[number - number / 100 - 1]; }
 
+/* Binds this process to the CPUs that lists, such as "0,2;1,3", has for the rank. Returns whether it has any. */
+static int bind_to(const char* lists, long of_rank) {
+  for (; of_rank > 0 && lists != NULL; --of_rank) {
+    lists = strchr(lists, ';');
+    if (lists != NULL) ++lists;
+  }
+  if (lists == NULL || *lists == '\0') return 0;
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  char* end = NULL;
+  for (const char* at = lists;; at = end + 1) {
+    CPU_SET(strtoul(at, &end, 10), &cpus);
+    if (*end != ',') break;
+  }
+  return sched_setaffinity(0, sizeof cpus, &cpus) == 0;
+}
+
 int main(int argc, char** argv) {
+  if (argc != 10) return 2;
+  /* Before the library makes its shared memory, whose pages lie near the CPU that touches them first. */
+  const char* told = getenv("OMPI_COMM_WORLD_RANK");
+  if (told == NULL) told = getenv("PMI_RANK");
+  const int is_bound = told != NULL && bind_to(argv[9], strtol(told, NULL, 10));
   int granted;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_SINGLE, &granted);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
-  if (argc != 9) MPI_Abort(MPI_COMM_WORLD, 2);
   if (size != atoi(argv[8])) {
     fprintf(stderr, "%d ranks have met, not %s: is this mpirun that of the MPI compiled for?\n", size, argv[8]);
+    MPI_Abort(MPI_COMM_WORLD, 2);
+  }
+  if (argv[9][0] != '\0' && !is_bound && !bind_to(argv[9], rank)) {
+    fprintf(stderr, "rank %d cannot be bound to its CPUs of %s\n", rank, argv[9]);
     MPI_Abort(MPI_COMM_WORLD, 2);
   }
   while (kind < KINDS && strcmp(argv[1], names[kind]) != 0) ++kind;
@@ -162,7 +190,7 @@ int main(int argc, char** argv) {
   MPI_Allreduce(MPI_IN_PLACE, seconds, samples, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
   qsort(seconds, samples, sizeof(double), ascending);
   if (rank == 0)
-    printf("{\"wrong\": %ld, \"min\": %.4f, \"p50\": %.4f, \"p99\": %.4f}\n", wrong, seconds[0] * 1e6,
-           seconds[samples / 2] * 1e6, p99(seconds, samples) * 1e6);
+    printf("{\"wrong\": %ld, \"min\": %.4f, \"p50\": %.4f, \"p99\": %.4f, \"cpu\": %d}\n", wrong, seconds[0] * 1e6,
+           seconds[samples / 2] * 1e6, p99(seconds, samples) * 1e6, sched_getcpu());
   return MPI_Finalize();
 }

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ringreduce.bench.collectives import COLLECTIVES
 from ringreduce.bench.peers.cell import Absent, Cell, Job, Peer
+from ringreduce.launch.binding import cpu_shares
 from ringreduce.launch.mpi import installations
 from ringreduce.launch.mpi.installations import LIBRARIES, Installation
 from ringreduce.launch.storage import cache
@@ -74,17 +75,19 @@ class Mpi:
         what = [cell.collective, str(cell.count), "1" if cell.in_place else "0"]
         seconds = [str(cell.budget_s), str(cell.warmup_budget_s)]
         how_often = [str(cell.iters), str(cell.warmup)]
-        command = [*self.launch(cell), str(self.build()), *what, *how_often, *seconds, str(cell.ranks)]
+        cpus = ";".join(",".join(map(str, sorted(share))) for share in _shares(cell))
+        command = [*self.launch(cell), str(self.build()), *what, *how_often, *seconds, str(cell.ranks), cpus]
         return Job(command, self.installation.environ())
 
     def launch(self, cell: Cell) -> list[str]:
-        """The start of the command line, with the settings that suit this MPI best: bound to cores unless nobody is to
-        be, and giving way where ranks outnumber them."""
+        """The start of the command line, with the settings that suit this MPI best: giving way where ranks outnumber
+        cores. On one host ranks bind themselves: mpirun would bind them to cores that this process may not use. On
+        several it binds them, unless nobody is to be bound."""
         mpirun, *rest = self.installation.launch(
             cell.ranks,
             oversubscribed=cell.oversubscribed,
             hosts=cell.hosts,
-            is_bound=cell.is_bound,
+            is_bound=cell.is_bound and bool(cell.hosts),
             on_hwthreads=cell.on_hwthreads,
         )
         return [mpirun, *self.options, *rest]
@@ -103,6 +106,11 @@ class Mpi:
             subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=COMPILE_TIMEOUT_S)
             draft.rename(program)
         return program
+
+
+def _shares(cell: Cell) -> list[frozenset[int]]:
+    """The CPUs that each rank binds itself to; empty where it does not."""
+    return cpu_shares(cell.ranks, cell.cores) if cell.is_bound and not cell.hosts else []
 
 
 @cache_result

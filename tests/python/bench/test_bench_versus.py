@@ -391,25 +391,48 @@ def test_the_c_program_measures_no_other_size_than_it_is_asked_for(library: str)
 
 
 @pytest.mark.parametrize(
-    ("bind", "ranks", "openmpi", "mpich"),
+    ("bind", "ranks", "openmpi", "cpus"),
     [
-        ("core", 2, ["--bind-to", "core"], "core"),
-        ("none", 2, ["--bind-to", "none"], "none"),
-        ("core", 4, ["--use-hwthread-cpus", "--bind-to", "hwthread"], "core"),
-        ("none", 4, ["--use-hwthread-cpus", "--bind-to", "none"], "none"),
-        ("core", 5, ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"], "none"),
-        ("none", 5, ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"], "none"),
+        ("core", 2, ["--bind-to", "none"], "4,6;5,7"),
+        ("none", 2, ["--bind-to", "none"], ""),
+        ("core", 4, ["--use-hwthread-cpus", "--bind-to", "none"], "4;6;5;7"),
+        ("none", 4, ["--use-hwthread-cpus", "--bind-to", "none"], ""),
+        ("core", 5, ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"], ""),
+        ("none", 5, ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"], ""),
     ],
 )
 def test_an_mpi_is_bound_as_ours_is(
-    monkeypatch: pytest.MonkeyPatch, bind: str, ranks: int, openmpi: list[str], mpich: str
+    monkeypatch: pytest.MonkeyPatch, bind: str, ranks: int, openmpi: list[str], cpus: str
 ) -> None:
-    """On two cores of two hardware threads each."""
+    """On two cores of two hardware threads each, which are not the machine's first."""
     monkeypatch.setattr(peers.cell, "cores_of", lambda cpus: len(cpus) // 2)
-    cell = replace(CELL, ranks=ranks, cores=(0, 1, 2, 3), bind=bind)
+    monkeypatch.setattr(mpi, "cpu_shares", lambda ranks, cores: cpu_shares(ranks, cores, lambda cpu: (0, cpu % 2)))
+    monkeypatch.setattr(mpi.Mpi, "build", lambda _: Path("program"))
+    cell = replace(CELL, ranks=ranks, cores=(4, 5, 6, 7), bind=bind)
     count = ["-np", str(ranks)]
-    assert mpi.Mpi(Installation("openmpi", "5.0", "run", "mpicc")).launch(cell) == ["run", *openmpi, *count]
-    assert mpi.Mpi(Installation("mpich", "5.0", "run", "mpicc")).launch(cell) == ["run", "-bind-to", mpich, *count]
+    starts = {"openmpi": ["run", *openmpi, *count], "mpich": ["run", "-bind-to", "none", *count]}
+    for library, start in starts.items():
+        command = mpi.Mpi(Installation(library, "5.0", "run", "mpicc")).job(cell).command
+        assert (command[: len(start) + 1], command[-1]) == ([*start, "program"], cpus)
+
+
+def test_an_mpi_on_other_hosts_is_bound_by_its_launcher() -> None:
+    cell = replace(CELL, hosts=(("a", 1), ("b", 1)))
+    launch = mpi.Mpi(Installation("openmpi", "5.0", "run", "mpicc")).launch(cell)
+    assert launch == ["run", "-H", "a:1,b:1", "--bind-to", "core", "-np", "2"]
+
+
+@pytest.mark.parametrize("library", ["openmpi", "mpich"])
+def test_an_mpi_that_is_here_runs_where_it_may(library: str) -> None:
+    """Its launcher would bind one rank to the machine's first core, whatever taskset has said."""
+    found = mpi.find(library)[0]
+    if isinstance(found, Absent):
+        pytest.skip(f"no {library} here: {found.advice}")
+    last = max(os.sched_getaffinity(0))
+    job = found.job(replace(CELL, ranks=1, cores=(last,)))
+    done = completed(job.command, env={**os.environ, **job.environ})
+    row = json.loads(done.stdout)
+    assert (row["cpu"], row["wrong"]) == (last, 0), done.stderr
 
 
 def test_an_openmpi_that_is_here_knows_hardware_threads() -> None:
@@ -526,7 +549,7 @@ def test_an_mpirun_of_another_mpi_is_no_figure() -> None:
     if isinstance(peer, Absent):
         pytest.skip("no MPICH here")
     assert isinstance(peer, mpi.Mpi)
-    what = ["allreduce", "4", "1", "2", "1", "1", "1", "2"]
+    what = ["allreduce", "4", "1", "2", "1", "1", "1", "2", ""]
     done = completed([str(peer.build()), *what], env={**os.environ, **peer.installation.environ()})
     assert done.returncode != 0
     assert "1 ranks have met, not 2" in done.stderr

@@ -100,6 +100,14 @@ def test_half_a_launcher_is_a_problem_and_skips_the_self_test() -> None:
     assert found[-1]["value"].startswith("not run")
 
 
+def test_a_rendezvous_that_init_refuses_is_a_problem() -> None:
+    done = run_doctor("--json", RINGREDUCE_RENDEZVOUS="left over")
+    assert done.returncode == 1
+    (found,) = (finding for finding in json.loads(done.stdout)["findings"] if finding["topic"] == "launcher")
+    assert (found["status"], "RINGREDUCE_RENDEZVOUS is not of the form" in found["value"]) == ("problem", True)
+    assert "left over" not in done.stdout  # a secret
+
+
 def doctor_as_rank() -> int:
     return doctor.main(["--json"])
 
