@@ -262,11 +262,13 @@ def _start(
     secret_file = os.path.expanduser(os.fspath(secret_file or config.value("RINGREDUCE_SECRET_FILE").value))
     wanted = places.TcpWanted(address, secret_file, transport, job)
     placed = launched = met = None
-    if communicators.is_communicator(comm):
-        if rank is not None or size is not None:
-            raise InvalidArgumentError("init(): comm says rank and size; leave rank= and size= out")
-        if state.forked_from is not None and not communicators.is_null(comm) and comm.Get_size() > 1:
+    if communicators.is_communicator(comm) and (rank is not None or size is not None):
+        raise InvalidArgumentError("init(): comm says rank and size; leave rank= and size= out")
+    if state.forked_from is not None and communicators.is_communicator(comm) and not communicators.is_null(comm):
+        if comm.Get_size() > 1:
             raise NotInitializedError(state.absence())  # MPI, and its connections, are the parent's
+        comm, rank, size = None, 0, 1  # one rank needs no gather, for which MPICH 4 ends a forked child by a signal
+    if communicators.is_communicator(comm):
         if transport in places.TCP and not communicators.is_null(comm) and comm.Get_size() > 1:
             from ringreduce.job.tcp import job as tcp_job  # jobs on one host do without it
 

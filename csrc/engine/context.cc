@@ -186,7 +186,8 @@ void Context::throw_if_shut_down() const {
   throw ShutdownError(
       "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, "
       "allgather or broadcast a tensor after one of the ranks finished execution. (ringreduce rank " +
-      std::to_string(rank_) + ": shutdown() was called here)");
+      std::to_string(rank_) + (network_.name == "mpi" ? ": shutdown() or MPI.Finalize()" : ": shutdown()") +
+      " was called here)");
 }
 
 void Context::start_reader() {

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import warnings
 import weakref
@@ -158,8 +159,21 @@ def _opened(MPI: Any) -> _core.MpiLibrary:
 
 
 def _close_before_finalize(MPI: Any) -> None:
-    """MPI_Finalize begins with the attributes of COMM_SELF, so that MPI.Finalize() meets no links. mpi4py's own at exit
-    comes when Python has ended and calls none of them: atexit is earlier."""
+    """So that MPI.Finalize() meets no links: it closes them before it calls MPI.
+
+    MPI_Finalize itself begins with the attributes of COMM_SELF, which close them where the function is called under
+    another name, such as one imported from mpi4py.MPI before. MPICH takes no locks from there on, and may end the
+    process where another thread is within MPI. mpi4py's own call at exit comes when Python has ended, and calls neither
+    of them: atexit is earlier.
+    """
+    finalize = MPI.Finalize
+
+    @functools.wraps(finalize)
+    def close_and_finalize() -> None:
+        close_all()
+        finalize()
+
+    MPI.Finalize = close_and_finalize
     keyval = MPI.Comm.Create_keyval(delete_fn=lambda *_: close_all())
     MPI.COMM_SELF.Set_attr(keyval, "ringreduce")
     atexit.unregister(_at_exit)  # so that it is called once, and before what was registered until now

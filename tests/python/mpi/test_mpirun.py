@@ -30,9 +30,9 @@ def each_mpi(request: pytest.FixtureRequest) -> mpis.Mpi:
 FOLDER = "RR_TEST_SAYS"
 
 
-def ask(mpi: mpis.Mpi, ranks: int, code: str, folder: Path) -> list[Any]:
+def ask(mpi: mpis.Mpi, ranks: int, code: str, folder: Path, **environ: str) -> list[Any]:
     """What each rank said, when mpirun ends well."""
-    mpi.run(ranks, code, extra={FOLDER: str(folder)})
+    mpi.run(ranks, code, extra={FOLDER: str(folder), **environ})
     return said(folder, ranks)
 
 
@@ -111,6 +111,18 @@ say(world.rank, seen)
 """
 
 
+UNDER_WAY = f"""{SAY}
+rr.init()
+from mpi4py import MPI
+total()
+rank = rr.rank()
+handles = [rr.allreduce_async(np.ones(1_000_000), op=rr.Sum, name=f"g{{i}}") for i in range(12)]
+MPI.COMM_WORLD.Barrier()
+MPI.Finalize()
+say(rank, caught(lambda: [rr.synchronize(handle) for handle in handles]))
+"""
+
+
 def test_without_mpi4py_and_then_with_it(mpi: mpis.Mpi, tmp_path: Path) -> None:
     everyone = ask(mpi, 2, NEVER_THEN_AFTER, tmp_path)
     right = expected_total(2)
@@ -124,6 +136,40 @@ def test_without_mpi4py_and_then_with_it(mpi: mpis.Mpi, tmp_path: Path) -> None:
 def test_mpi4py_first_and_finalized_first(mpi: mpis.Mpi, tmp_path: Path) -> None:
     right = expected_total(2)
     assert ask(mpi, 2, BEFORE, tmp_path) == [[right, 1, [3.0], right, right]] * 2
+
+
+def test_mpi_finalized_with_operations_under_way(mpi: mpis.Mpi, tmp_path: Path) -> None:
+    """The engine's thread is within MPI then; MPICH 4 ended the job by a mutex that this thread held."""
+    for rank, end in enumerate(ask(mpi, 2, UNDER_WAY, tmp_path, RINGREDUCE_TRANSPORT="mpi")):
+        assert end.startswith("ShutdownError: ")
+        assert f"ringreduce rank {rank}: shutdown() or MPI.Finalize() was called here" in end
+
+
+FORKED = f"""{SAY}
+from mpi4py import MPI
+
+class Alone(MPI.Intracomm):
+    def Idup(self, info=None):
+        raise AssertionError("MPI's connections are the parent's")
+
+rr.init()
+rank = rr.rank()
+seen = total()
+child = os.fork()
+if child == 0:
+    def own():
+        rr.init(comm=Alone(MPI.COMM_SELF))
+        return [rr.rank(), rr.size(), total()]
+
+    os._exit(caught(own) != f"no error but {{[0, 1, [0.0, 1.0, 2.0, 3.0, 4.0]]}}")
+say(rank, [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), seen, total()])
+"""
+
+
+def test_a_forked_child_may_be_a_job_of_its_own(mpi: mpis.Mpi, tmp_path: Path) -> None:
+    """It calls no MPI, which ended some children of MPICH 4, and their jobs, by SIGSEGV."""
+    right = expected_total(2)
+    assert ask(mpi, 2, FORKED, tmp_path, RINGREDUCE_TRANSPORT="mpi") == [[0, right, right]] * 2
 
 
 def test_mpi_initialized_late_and_finalized_early(mpi: mpis.Mpi, tmp_path: Path) -> None:
