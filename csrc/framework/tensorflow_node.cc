@@ -1,11 +1,15 @@
 #include "framework/tensorflow_node.h"
 
-#include <locale>
-#include <sstream>
+#include <locale.h>
+#include <stdlib.h>
+
+#include <limits>
+#include <string>
 
 namespace rr {
 namespace {
 
+// Without a NUL, at which texts of C end: two names might be taken for one.
 std::string string_attr(TF_OpKernelConstruction* construction, const char* name) {
   const Checked status;
   int32_t list_size = 0;
@@ -15,6 +19,10 @@ std::string string_attr(TF_OpKernelConstruction* construction, const char* name)
   std::string value(static_cast<size_t>(length), '\0');
   tf.TF_OpKernelConstruction_GetAttrString(construction, name, value.data(), value.size(), status);
   status.raise();
+  if (value.find('\0') != std::string::npos) {
+    throw KernelError(TF_INVALID_ARGUMENT,
+                      std::string("InvalidArgumentError: ") + name + " '" + value.c_str() + "' goes on after a NUL");
+  }
   return value;
 }
 
@@ -23,15 +31,21 @@ int32_t int_attr(TF_OpKernelConstruction* construction, const char* name) {
   int64_t value = 0;
   tf.TF_OpKernelConstruction_GetAttrInt64(construction, name, &value, status);
   status.raise();
+  if (value < std::numeric_limits<int32_t>::min() || value > std::numeric_limits<int32_t>::max()) {
+    throw KernelError(TF_INVALID_ARGUMENT,
+                      std::string("InvalidArgumentError: ") + name + "=" + std::to_string(value) + " is out of range");
+  }
   return static_cast<int32_t>(value);
 }
 
-// A number as text: attributes of the type float have 32 bits, and factors of float64 tensors need 64.
+// A number as text: attributes of the type float have 32 bits, and factors of float64 tensors need 64. Python's texts
+// of infinities and NaN are numbers too. The user's locale may have another point.
 double factor_attr(TF_OpKernelConstruction* construction, const char* name) {
-  std::istringstream text(string_attr(construction, name));
-  text.imbue(std::locale::classic());
-  double value = 0;
-  if (!(text >> value)) {
+  static const locale_t plain = ::newlocale(LC_ALL_MASK, "C", nullptr);
+  const std::string text = string_attr(construction, name);
+  char* end = nullptr;
+  const double value = ::strtod_l(text.c_str(), &end, plain);
+  if (text.empty() || *end != '\0') {
     throw KernelError(TF_INVALID_ARGUMENT, std::string("InvalidArgumentError: ") + name + " is not a number");
   }
   return value;

@@ -96,6 +96,10 @@ Signature sign(const Request& request) {
 }
 
 void check_request(const Request& request, int rank, int size, bool has_device) {
+  if (request.name != nullptr && request.name->find('\0') != std::string::npos) {  // texts of errors end there
+    throw InvalidArgumentError(std::string(name(request.kind)) + " '" + request.name->c_str() +
+                               "': the name goes on after a NUL");
+  }
   const Place place = place_of(request);
   for (const auto* tensors : {&request.srcs, &request.dsts}) {
     for (const TensorView& tensor : *tensors) {

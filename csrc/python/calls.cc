@@ -1,5 +1,6 @@
 #include "python/calls.h"
 
+#include <climits>
 #include <optional>
 #include <utility>
 
@@ -22,6 +23,21 @@ double factor_from(py::handle value, const char* argument) {
   PyErr_Clear();
   throw InvalidArgumentError(std::string(argument) + "=" + py::repr(value).cast<std::string>() +
                              ": a number is expected");
+}
+
+int tag_from(py::handle value) {
+  const auto number = py::reinterpret_steal<py::object>(PyNumber_Index(value.ptr()));
+  int overflow = 0;
+  long long tag = 0;
+  if (number) {
+    tag = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
+  } else {
+    if (PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw py::error_already_set();
+    PyErr_Clear();
+  }
+  if (number && overflow == 0 && tag >= INT_MIN && tag <= INT_MAX) return static_cast<int>(tag);
+  throw InvalidArgumentError("tag=" + py::repr(value).cast<std::string>() +
+                             ": a whole number from 0 to 2147483647 is expected");
 }
 
 Request reduce_request(Kind kind, int op, py::handle prescale, py::handle postscale) {
@@ -130,8 +146,9 @@ PyWork exchange_async(const PyGroup& group, Kind kind, const py::object& src, co
   return submit(group, request, name, std::move(held));
 }
 
-PyWork message(const PyGroup& group, py::handle buffer, int peer, int tag, bool outgoing) {
+PyWork message(const PyGroup& group, py::handle buffer, int peer, py::handle number, bool outgoing) {
   trash().empty();
+  const int tag = tag_from(number);
   auto held = std::make_unique<Held>();
   const TensorView view = view_of(buffer, !outgoing, *held);
   const int ordinal = held->ordinal;

@@ -23,7 +23,7 @@ PyWork reduce_async(const PyGroup& group, Kind kind, py::handle src, py::handle 
 // src and dst may be None where the kind does not use them.
 PyWork exchange_async(const PyGroup& group, Kind kind, const py::object& src, const py::object& dst, int root,
                       std::vector<uint64_t> splits, const py::object& name, std::vector<uint64_t> expected = {});
-PyWork message(const PyGroup& group, py::handle buffer, int peer, int tag, bool outgoing);
+PyWork message(const PyGroup& group, py::handle buffer, int peer, py::handle tag, bool outgoing);
 // Between arrays of one GPU, for libraries that are not asked to copy.
 PyWork copy_on_gpu(const PyGroup& world, py::handle src, py::handle dst);
 Kind kind_from(const std::string& text);

@@ -112,11 +112,11 @@ void bind_group(py::module_& m) {
           py::arg("name"))
       .def(
           "send_async",
-          [](const PyGroup& g, py::handle src, int peer, int tag) { return message(g, src, peer, tag, true); },
+          [](const PyGroup& g, py::handle src, int peer, py::handle tag) { return message(g, src, peer, tag, true); },
           py::arg("src"), py::arg("dst_rank"), py::arg("tag"))
       .def(
           "recv_async",
-          [](const PyGroup& g, py::handle dst, int peer, int tag) { return message(g, dst, peer, tag, false); },
+          [](const PyGroup& g, py::handle dst, int peer, py::handle tag) { return message(g, dst, peer, tag, false); },
           py::arg("dst"), py::arg("src_rank"), py::arg("tag"))
       .def_property_readonly("is_joining", [](const PyGroup& g) { return g.get().is_joining(); })
       .def(

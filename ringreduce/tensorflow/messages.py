@@ -46,7 +46,7 @@ def send(tensor: Any, dest: int, tag: int = 0, process_set: ProcessSet = global_
     Returns:
         A token, a scalar zero: a rank with a loss of its own adds the token to it.
     """
-    return _sent(operand(plain(tensor)), process_set.position(int(dest), "send"), checked_tag(tag), process_set)
+    return _sent(operand(plain(tensor)), process_set.position(dest, "send"), checked_tag(tag), process_set)
 
 
 def recv(tensor: Any, source: int, tag: int = 0, process_set: ProcessSet = global_process_set) -> tf.Tensor:
@@ -62,7 +62,7 @@ def recv(tensor: Any, source: int, tag: int = 0, process_set: ProcessSet = globa
     Returns:
         The message, a new tensor.
     """
-    return _received(operand(plain(tensor)), process_set.position(int(source), "recv"), checked_tag(tag), process_set)
+    return _received(operand(plain(tensor)), process_set.position(source, "recv"), checked_tag(tag), process_set)
 
 
 def _sent(tensor: tf.Tensor, peer: int, tag: Any, process_set: ProcessSet) -> tf.Tensor:

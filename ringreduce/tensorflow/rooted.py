@@ -143,7 +143,7 @@ def _whole(tensor: Any, like: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def _position(root_rank: int, call: str, process_set: ProcessSet) -> int:
-    return process_set.position(int(root_rank), call)
+    return process_set.position(root_rank, call)
 
 
 def _is_root(root_rank: int, call: str, process_set: ProcessSet) -> bool:

@@ -12,7 +12,10 @@ class MpiDeviceMessage final : public DeviceMessages::Message {
   MpiDeviceMessage(std::shared_ptr<MpiCommunicator> communicator, std::vector<MpiMessagePtr> parts)
       : communicator_(std::move(communicator)), parts_(std::move(parts)) {}
   ~MpiDeviceMessage() override {
-    for (const MpiMessagePtr& part : parts_) communicator_->withdraw(part);
+    for (const MpiMessagePtr& part : parts_) {
+      communicator_->withdraw(part);  // a receive
+      communicator_->abandon(part);   // a send
+    }
   }
   MpiDeviceMessage(const MpiDeviceMessage&) = delete;
   MpiDeviceMessage& operator=(const MpiDeviceMessage&) = delete;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import tensorflow as tf
@@ -100,12 +101,20 @@ def broadcasts(
         run(
             operators.ringreduce_broadcast,
             [operand(tensor) for tensor in tensors],
-            root_rank=int(root_rank),
+            root_rank=_whole(root_rank),
             process_set_id=id_of(process_set),
             name=name,
             ignore_name_scope=ignore_name_scope,
         )
     )
+
+
+def _whole(root_rank: Any) -> int:
+    """The job, and so the ranks of a set, may begin after a graph was made: whether it is a member, the kernel says."""
+    try:
+        return index(root_rank)
+    except TypeError:
+        raise InvalidArgumentError(f"broadcast: root_rank={root_rank!r}: a whole number is expected") from None
 
 
 def broadcast_(

@@ -178,5 +178,47 @@ TEST_CASE("late: a message that a rank has not sent before it left is an error")
   }));
 }
 
+// Of a process that is stopped: nothing goes out, and nothing that has come is read.
+class MutedLink final : public Link {
+ public:
+  MutedLink(std::unique_ptr<Link> link, const std::atomic<bool>& is_muted)
+      : link_(std::move(link)), is_muted_(is_muted) {}
+
+  size_t push(const void* src, size_t nbytes) override { return is_muted_ ? 0 : link_->push(src, nbytes); }
+  size_t pull(void* dst, size_t nbytes) override { return is_muted_ ? 0 : link_->pull(dst, nbytes); }
+  size_t fold(void* dst, size_t nbytes, const Reduction& reduction, const Kernels& kernels) override {
+    return is_muted_ ? 0 : link_->fold(dst, nbytes, reduction, kernels);
+  }
+
+ private:
+  std::unique_ptr<Link> link_;
+  const std::atomic<bool>& is_muted_;
+};
+
+TEST_CASE("late: a timeout of what every rank has announced names the leader that does not answer") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "2"}};
+  std::atomic<bool> is_stopped{false};
+  const std::atomic<bool> always{true};
+  std::atomic<int> decided{0};
+  const Wrap mute = [&](std::unique_ptr<Link> end, int rank, int, int channel) {
+    if (rank != 1) return end;
+    return std::unique_ptr<Link>(
+        std::make_unique<MutedLink>(std::move(end), carries_control(channel) ? is_stopped : always));
+  };
+  const auto body = [&](Rank& rank) {
+    const Sum sum = start_sum(rank, rank.world, 1 << 18, 1, "x");
+    wait_for([&] { return rank.world.negotiation().requests().is_decided(sum.operation->ticket); });
+    ++decided;
+    if (rank.rank == 1) {
+      wait_for([&] { return decided.load() == rank.size; });
+      is_stopped = true;
+    }
+    const std::string silent = rank.rank == 1 ? "0, 2" : "1";
+    const std::string error = raised<TimeoutError>([&] { finish_sum(rank.world, sum); });
+    expect_contains(error, "every rank has submitted it, but rank(s) " + silent + " of other hosts do not answer");
+  };
+  CHECK_NOTHROW(run_hosts({0, 1, 2}, body, 64, 8192, nullptr, mute));
+}
+
 }  // namespace
 }  // namespace rr::test

@@ -58,6 +58,11 @@ def errors() -> str:
     check(lambda: hvd._reducescatter(tf.zeros([])), *invalid, "does not support scalar inputs")
     check(lambda: hvd._reducescatter(tf.zeros([4]), op=hvd.Max), *invalid, "only supports AVERAGE and SUM")
     check(lambda: hvd.broadcast(tf.zeros([2]), 2), *invalid, "invalid root rank 2")
+    check(lambda: hvd.broadcast(tf.zeros([2]), 2**32), *invalid, "root_rank=4294967296 is out of range")
+    with pytest.raises(hvd.InvalidArgumentError, match=r"root_rank=0\.5: a whole number is expected"):
+        hvd.broadcast(tf.zeros([2]), 0.5)
+    check(lambda: hvd._allreduce(tf.zeros([2]), name="a\0b"), *invalid, "tensor_name 'a' goes on after a NUL")
+    close(hvd._allreduce(tf.ones([2]), op=hvd.Sum, prescale_factor=float("inf")), [float("inf")] * 2)
     for reduce in (hvd._allreduce, hvd._reducescatter):
         with pytest.raises(hvd.InvalidArgumentError, match=r"op='sum' is a string: write op=hvd\.Sum"):
             reduce(tf.zeros([2]), op="sum")  # graph or not, no operation is made

@@ -17,6 +17,7 @@ constexpr double kUnderWayS = 60.0;
 constexpr double kSilentHereS = 5.0;
 constexpr double kSilentElsewhereS = 30.0;
 constexpr int64_t kFreshNs = 3'000'000'000;
+constexpr double kAnswerS = 1.0;  // a leader that looks around has answered in a third of this
 
 uint64_t hash_of(const std::vector<int>& ranks) {
   uint64_t hash = 0;
@@ -36,7 +37,12 @@ void LateOperations::look(Operation& operation, double age_s) {
   const bool is_over = warning_s <= 0 || operation.warned.load(std::memory_order_relaxed);
   if (is_over && !asks_for_timeout) return;
   const std::vector<int> ranks = waits_for(operation);
-  if (asks_for_timeout) ask(ranks);
+  if (asks_for_timeout && ranks.empty()) {
+    const std::vector<int> leaders = leaders_elsewhere();
+    ask(leaders, leaders.size());
+  } else if (asks_for_timeout) {
+    ask(ranks);
+  }
   if (is_over) return;
   const double late_s = late_after_s(operation, ranks, age_s);
   if (age_s > asked_at_s(late_s)) ask(ranks);
@@ -71,11 +77,35 @@ std::vector<int> LateOperations::waits_for(const Operation& operation) const {
   return missing;
 }
 
-void LateOperations::ask(const std::vector<int>& ranks) {
+std::vector<int> LateOperations::leaders_elsewhere() const {
+  const Hosts& hosts = parts_.from.hosts;
+  std::vector<int> ranks;
+  for (int r = 0; r < parts_.from.size(); ++r) {
+    const bool leads = hosts.several() && hosts.leader(hosts.of[static_cast<size_t>(r)]) == r;
+    if (leads && !hosts.is_here(r)) ranks.push_back(parts_.from.world_ranks[static_cast<size_t>(r)]);
+  }
+  return ranks;
+}
+
+std::vector<int> LateOperations::silent_leaders() const {
+  const int64_t since_ns = now_ns() - static_cast<int64_t>(kAnswerS * 1e9);
+  const std::lock_guard lock(mutex_);
+  std::vector<int> silent;
+  for (const int rank : leaders_elsewhere()) {
+    const size_t at = static_cast<size_t>(rank);
+    const Question asked = at < questions_.size() ? questions_[at] : Question();
+    const RankStatuses& statuses = parts_.context.statuses();
+    const auto is_open = [&](uint64_t question) { return question != 0 && !statuses.answer_to(rank, question); };
+    if (is_open(asked.number) && (asked.asked_ns < since_ns || is_open(asked.earlier))) silent.push_back(rank);
+  }
+  return silent;
+}
+
+void LateOperations::ask(const std::vector<int>& ranks, size_t most) {
   const int64_t now = now_ns();
   const std::lock_guard lock(mutex_);
   questions_.resize(static_cast<size_t>(parts_.context.world().size()));
-  for (size_t i = 0; i < std::min(ranks.size(), kShownRanks); ++i) {
+  for (size_t i = 0; i < std::min(ranks.size(), most); ++i) {
     Question& question = questions_[static_cast<size_t>(ranks[i])];
     if (question.number != 0 && now - question.asked_ns < kFreshNs) continue;
     question = {parts_.context.statuses().ask(ranks[i]), question.number, now};

@@ -25,6 +25,9 @@ class LateOperations {
   void look(Operation& operation, double age_s);
   // What the ranks that it waits for have answered: sentences, each with a space before it. Empty: it waits for none.
   std::string where_they_stand(const Operation& operation) const { return where_they_stand(waits_for(operation)); }
+  // World ranks of the leaders of other hosts that have not answered for a second. They are asked before the timeout of
+  // an operation that every rank has announced.
+  std::vector<int> silent_leaders() const;
 
  private:
   struct Question {
@@ -34,8 +37,9 @@ class LateOperations {
   };
 
   std::vector<int> waits_for(const Operation& operation) const;
+  std::vector<int> leaders_elsewhere() const;  // world ranks
   // ranks: what waits_for() has said of the operation at this look.
-  void ask(const std::vector<int>& ranks);
+  void ask(const std::vector<int>& ranks, size_t most = kShownRanks);
   bool is_answer_awaited(const std::vector<int>& ranks) const;
   double late_after_s(const Operation& operation, const std::vector<int>& ranks, double age_s);
   bool is_told(const Operation& operation, const std::vector<int>& ranks);

@@ -11,6 +11,8 @@
 namespace rr {
 namespace {
 constexpr int64_t kGraceNs = 5'000'000'000;  // so long what a member has said before it left the world may take
+// Past the timeout who can blame nobody waits so long for a host that can: their operations began at other times.
+constexpr double kOthersTellS = 1.0;
 constexpr int64_t kLookNs = 500'000'000;  // a rank that was stopped for longer between two looks has read nothing then
 
 // On the first of several hosts: whether this rank is at an entry of which its leader has not told the others.
@@ -84,16 +86,25 @@ void Watchdog::check_age(Operation& operation, int64_t now) const {
   const double timeout_s = parts_.context.timeout_s();
   late_.look(operation, age_s);
   if (timeout_s <= 0 || age_s <= timeout_s) return;
-  const std::string absent = list_of(parts_.members.missing(operation));
-  const std::string unresponsive_ranks = list_of(parts_.members.unresponsive(kUnresponsiveS));
+  const std::optional<std::string> why = why_late(operation, age_s > timeout_s + kOthersTellS);
+  if (!why) return;
   record_failure(parts_.control(), FatalKind::kTimeout,
                  parts_.from.where(operation) + " did not finish within " + parts_.context.timeout_text() + "; " +
-                     (operation.peer == kAnyPeer ? "no rank has sent a message for it"
-                      : !absent.empty()          ? "missing rank(s): " + absent
-                      : !unresponsive_ranks.empty()
-                          ? "every rank has submitted it, but rank(s) " + unresponsive_ranks + " show no sign of life"
-                          : "every rank has submitted it, so one of them is stuck in it") +
-                     late_.where_they_stand(operation));
+                     *why + late_.where_they_stand(operation));
+}
+
+// Who is to blame, as far as this rank can tell. None: a rank of another host may know, and tell, until is_final.
+std::optional<std::string> Watchdog::why_late(const Operation& operation, bool is_final) const {
+  if (operation.peer == kAnyPeer) return "no rank has sent a message for it";
+  const std::string absent = list_of(parts_.members.missing(operation));
+  if (!absent.empty()) return "missing rank(s): " + absent;
+  const std::string all_have = "every rank has submitted it, ";
+  const std::string unresponsive_ranks = list_of(parts_.members.unresponsive(kUnresponsiveS));
+  if (!unresponsive_ranks.empty()) return all_have + "but rank(s) " + unresponsive_ranks + " show no sign of life";
+  const std::string silent = list_of(late_.silent_leaders());
+  if (!silent.empty()) return all_have + "but rank(s) " + silent + " of other hosts do not answer";
+  if (parts_.from.hosts.several() && !is_final) return std::nullopt;
+  return all_have + "so one of them is stuck in it";
 }
 
 void Watchdog::check_unsubmitted(Operation& waiting, const std::string& why) const {

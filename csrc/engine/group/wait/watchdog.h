@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,7 @@ class Watchdog {
 
  private:
   void check_age(Operation& operation, int64_t now) const;
+  std::optional<std::string> why_late(const Operation& operation, bool is_final) const;
   void fail_if_needed_rank_left(const PendingOperations& pending, const std::vector<int>& cut_off) const;
   void fail_if_cut(const PendingOperations& pending, int rank) const;
   void fail_if_nobody_can_send(const PendingOperations& pending, const std::vector<int>& cut_off) const;
