@@ -11,7 +11,10 @@
 namespace rr {
 namespace {
 
-constexpr double kLetGoS = 5;  // the engine looks around four times a second, and lets go of what has failed
+constexpr double kLetGoS = 5;         // the engine looks around four times a second, and lets go of what has failed
+constexpr double kLetGoOfLentS = 60;  // of memory that its owner takes back then
+
+constexpr const char* kStands = "What it has submitted stands";
 
 std::string capitalized(const char* word) {
   std::string text = word;
@@ -124,26 +127,26 @@ OperationPtr Calls::submit(const Call& call, const Member& member, bool is_async
 
 // An operation that failed under its waiter may still be in the hands of another thread, which reads and writes the
 // caller's memory: in those of the engine, that sees the failure a little later.
-void Calls::abandon(const Member& member, const OperationPtr& operation) {
+bool Calls::abandon(const Member& member, const OperationPtr& operation, bool can_keep) {
   const auto is_let_go = [&] {
     if (operation->state.load(std::memory_order_acquire) != State::kPending) return true;
     member.context->try_progress();
     member.group->poll(*operation);
     return operation->quick;  // it is only touched by the poll, under a lock
   };
-  poll_until(is_let_go, Deadline::after_s(kLetGoS));
+  return poll_until(is_let_go, Deadline::after_s(can_keep ? kLetGoS : kLetGoOfLentS));
 }
 
 // here: from before the wait. The job may have ended meanwhile, and the operations' memory is to be kept all the same.
-void Calls::interrupted(const Position& here, const std::string& what, const char* by,
+void Calls::interrupted(const Position& here, const std::string& what, const char* by, const std::string& outcome,
                         std::vector<OperationPtr> operations) {
   throw InterruptedCall("Interrupted: rank " + std::to_string(here.rank) + "/" + std::to_string(here.size) +
-                            " waited for other ranks in " + what + " when " + by +
-                            " came. What it has submitted stands; end the process, or call ringreduce.shutdown()",
+                            " waited for other ranks in " + what + " when " + by + " came. " + outcome +
+                            "; end the process, or call ringreduce.shutdown()",
                         std::move(operations));
 }
 
-std::vector<OperationPtr> Calls::run(const std::vector<Call>& calls, Interrupt interrupt) {
+std::vector<OperationPtr> Calls::run(const std::vector<Call>& calls, Interrupt interrupt, bool can_keep) {
   const Inside inside;
   std::vector<Member> members;
   for (const Call& call : calls) members.push_back(member(call.process_set, rr::name(call.request.kind)));
@@ -151,13 +154,23 @@ std::vector<OperationPtr> Calls::run(const std::vector<Call>& calls, Interrupt i
   const SignalWatch watch;  // after what a forked child fails at: another thread may have had the watch's lock
   std::vector<OperationPtr> operations;
   std::exception_ptr error;
+  bool are_let_go = true;
+  const auto abandon_from = [&](size_t first, size_t end) {
+    for (size_t i = first; i < end; ++i) are_let_go = abandon(members[i], operations[i], can_keep) && are_let_go;
+  };
+  const auto end_interrupted = [&](const Call& call, const Interrupted& signal) {
+    const std::string what = described(call);
+    if (can_keep) interrupted(here, what, signal.what(), kStands, std::move(operations));
+    members[0].context->fail_as_lost(std::string(signal.what()) + " ended its wait in " + what);
+    abandon_from(0, operations.size());
+    interrupted(here, what, signal.what(), "The job has failed with that", {});
+  };
   try {
     for (size_t i = 0; i < calls.size(); ++i) {
       operations.push_back(submit(calls[i], members[i], calls.size() > 1, interrupt));
     }
   } catch (const Interrupted& signal) {
-    const std::string what = described(calls[operations.size()]);
-    interrupted(here, what, signal.what(), std::move(operations));
+    end_interrupted(calls[operations.size()], signal);
   } catch (...) {
     error = std::current_exception();
   }
@@ -165,12 +178,13 @@ std::vector<OperationPtr> Calls::run(const std::vector<Call>& calls, Interrupt i
     try {
       members[i].group->wait(*operations[i], -1, interrupt);
     } catch (const Interrupted& signal) {
-      interrupted(here, described(calls[i]), signal.what(), std::move(operations));
+      end_interrupted(calls[i], signal);
     } catch (...) {
       if (error == nullptr) error = std::current_exception();
-      abandon(members[i], operations[i]);
+      abandon_from(i, i + 1);
     }
   }
+  if (error != nullptr && !are_let_go && can_keep) throw InterruptedCall(failure_of(error).text, std::move(operations));
   if (error != nullptr) std::rethrow_exception(error);
   return operations;
 }
@@ -183,7 +197,7 @@ int Calls::join(int process_set, Interrupt interrupt) {
   try {
     return joining.ranks[static_cast<size_t>(joining.group->join(interrupt))];
   } catch (const Interrupted& signal) {
-    interrupted(here, "join", signal.what(), {});
+    interrupted(here, "join", signal.what(), kStands, {});
   }
 }
 

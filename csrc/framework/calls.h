@@ -70,8 +70,11 @@ class Calls {
 
   // The operations, finished, in the order of the calls, which are all submitted before the first is waited for. Raises
   // the first error, once nothing here touches the callers' memory any more. With an interrupt, called now and then
-  // while it blocks, that throws Interrupted: InterruptedCall, at once.
-  std::vector<OperationPtr> run(const std::vector<Call>& calls, Interrupt interrupt = nullptr);
+  // while it blocks, that throws Interrupted: InterruptedCall, at once. With the same, where an operation that has
+  // failed is not let go of in time.
+  // can_keep: whoever catches InterruptedCall keeps the memory of its operations. Else this rank is lost for all others
+  // at an interrupt, and InterruptedCall, which has no operations then, comes when the memory is let go of.
+  std::vector<OperationPtr> run(const std::vector<Call>& calls, Interrupt interrupt = nullptr, bool can_keep = true);
   int join(int process_set, Interrupt interrupt = nullptr);  // the rank of the world that joined last
   Position place() const;
   int size(int process_set) const;
@@ -122,9 +125,11 @@ class Calls {
   Entry entry(int process_set, bool needs_job = true) const;
   Member member(int process_set, const char* call) const;
   static OperationPtr submit(const Call& call, const Member& member, bool is_async, Interrupt interrupt);
+  // what: that this rank has waited in. outcome: what has become of the operations.
   [[noreturn]] static void interrupted(const Position& here, const std::string& what, const char* by,
-                                       std::vector<OperationPtr> operations);
-  static void abandon(const Member& member, const OperationPtr& operation);
+                                       const std::string& outcome, std::vector<OperationPtr> operations);
+  // False: another thread still has it.
+  static bool abandon(const Member& member, const OperationPtr& operation, bool can_keep);
 
   std::unique_ptr<Table> table_;
   std::vector<std::unique_ptr<Table>> left_;  // the parent's, in a forked child

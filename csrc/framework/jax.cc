@@ -203,7 +203,9 @@ void perform(Kind kind, const xla::CallFrame& frame) {
   const Attributes attributes(frame.attrs);
   const std::vector<Call> calls = prepare(call_from(kind, attributes), std::move(srcs), std::move(dsts));
   const Calls::InKernel in_kernel(Calls::Framework::kJax);
-  finish(calls, Calls::of_process().run(calls), rows_from(attributes.text("received")));
+  // XLA takes its buffers back when this returns.
+  finish(calls, Calls::of_process().run(calls, SignalWatch::look_outside_python, false),
+         rows_from(attributes.text("received")));
 }
 
 // Early runtimes (0.1) take handlers of just their own version, and give no api to ask; later ones take older handlers
@@ -234,6 +236,9 @@ xla::Error* handle(xla::CallFrame* frame) {
   try {
     perform(kind, *frame);
     return nullptr;
+  } catch (const InterruptedCall& signal) {
+    xla::ErrorCreateArgs args = {sizeof(xla::ErrorCreateArgs), nullptr, signal.what(), xla::kCancelled};
+    return frame->api->error_create(&args);
   } catch (...) {
     const Failure failure = failure_of(std::current_exception());
     xla::ErrorCreateArgs args = {sizeof(xla::ErrorCreateArgs), nullptr, failure.text.c_str(), code_for(failure.code)};

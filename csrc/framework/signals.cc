@@ -103,10 +103,12 @@ SignalWatch::~SignalWatch() { current = outer_; }
 
 void SignalWatch::look() {
   if (python.run_and_raise == nullptr || current == nullptr) return;
-  if (is_main_thread()) {
-    if (python.run_and_raise()) end("a signal");
-    return;
-  }
+  if (!is_main_thread()) return look_outside_python();
+  if (python.run_and_raise()) end("a signal");
+}
+
+void SignalWatch::look_outside_python() {
+  if (python.run_and_raise == nullptr || current == nullptr) return;
   if (ended.load() != current->ended_) throw Interrupted("a signal");
   for (int i = 0; i < kCount; ++i) {
     const Watched& one = watched[static_cast<size_t>(i)];

@@ -36,6 +36,9 @@ class SignalWatch {
   // which may want nothing but to be remembered when the step is over, or at a second such signal. What ends one wait
   // ends all that were under way. An Interrupt of the engine.
   static void look();
+  // The same of a thread that runs no handlers, as nothing could raise their exceptions afterwards: Python runs them
+  // when the call has returned.
+  static void look_outside_python();
 
  private:
   static constexpr int kCount = 2;

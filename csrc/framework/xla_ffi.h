@@ -33,6 +33,7 @@ struct ApiVersion {
 };
 
 enum ErrorCode : int {
+  kCancelled = 1,
   kUnknown = 2,
   kInvalidArgument = 3,
   kDeadlineExceeded = 4,

@@ -34,15 +34,17 @@ void raise_of_handler() {
 bool is_ctrl_c_an_exception() {
   if (Py_IsInitialized() == 0) return false;
   const py::gil_scoped_acquire gil;
-  const py::module_ signal = py::module_::import("signal");
-  return signal.attr("getsignal")(signal.attr("SIGINT")).is(signal.attr("default_int_handler"));
+  const py::module_ signal = py::module_::import("_signal");  // calls no Python, which would run the handler here
+  return signal.attr("getsignal")(SIGINT).is(signal.attr("default_int_handler"));
 }
+
+constexpr SignalHandlers kPythonsHandlers = {run_signal_handlers, is_ctrl_c_an_exception};
 
 }  // namespace
 
 void bind_framework(py::module_& m) {
   m.def("framework_table", [] {
-    watch_signals({run_signal_handlers, is_ctrl_c_an_exception});
+    watch_signals(kPythonsHandlers);
     return reinterpret_cast<uintptr_t>(&process_table());
   });
   m.def("framework_raise", &raise_of_handler);
@@ -64,6 +66,7 @@ void bind_framework(py::module_& m) {
       py::arg("process_set"), py::arg("ranks"), py::arg("group"));
   // As jax.ffi.register_ffi_target() takes them.
   m.def("xla_handlers", [] {
+    watch_signals(kPythonsHandlers);
     py::dict capsules;
     for (const XlaHandler& item : xla_handlers()) {
       void* address = reinterpret_cast<void*>(item.handler);

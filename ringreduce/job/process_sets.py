@@ -105,7 +105,8 @@ class ProcessSet:
     def position(self, rank: int, call: str) -> int:
         """The rank within the set of a global rank. Raises InvalidArgumentError when it is no member."""
         try:
-            return self._position[rank if isinstance(rank, int | float) else index(rank)]  # tensors have no hash
+            number = rank if isinstance(rank, int | float) else index(rank)  # tensors have no hash
+            return self._position[number]
         except (KeyError, TypeError):  # TypeError: a list, which is no number
             raise InvalidArgumentError(
                 f"{call} received invalid root rank {rank} for provided process set; members: {self.ranks}"

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -74,4 +75,18 @@ def asleep(pid: int, thread: int | None = None) -> None:
         assert time.monotonic() < deadline
         with open(f"/proc/{pid}/task/{thread or pid}/wchan") as wchan:
             futex = futex + 1 if "futex" in wchan.read() else 0
+        time.sleep(0.01)
+
+
+def all_asleep(pid: int, looks_needed: int = 5) -> None:
+    """Waits until all threads of a process sleep, for so many hundredths of a second: then a kernel waits too."""
+    deadline = time.monotonic() + HANG_S
+    looks = 0
+    while looks < looks_needed:
+        assert time.monotonic() < deadline
+        states = set()
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError):  # it has ended meanwhile
+                states.add((task / "stat").read_text().rpartition(")")[2].split()[0])
+        looks = looks + 1 if states == {"S"} else 0
         time.sleep(0.01)

@@ -7,15 +7,13 @@ import faulthandler
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
 import tensorflow_ranks
-from deadlines import HANG_S, SOON_S
+from deadlines import SOON_S
+from processes import all_asleep
 from ranks import receive_from_test, send_to_test, start_ranks
 from tensorflow_ranks import ENV, close
 
@@ -26,21 +24,21 @@ pytestmark = pytest.mark.skipif(not tensorflow_ranks.INSTALLED, reason="TensorFl
 def test_a_signal_ends_a_wait(where: str) -> None:
     with start_ranks(waits, 2, args=(where,), env=ENV) as job:
         assert job.receive(0) == "waiting"
-        asleep(job.procs[0].pid)
+        all_asleep(job.procs[0].pid)
         job.kill(0, signal.SIGINT)
         assert job.receive(0, SOON_S) == "interrupted"
 
         assert job.receive(0) == "waiting"
-        asleep(job.procs[0].pid)
+        all_asleep(job.procs[0].pid)
         send_twice(job.procs[0].pid, signal.SIGTERM)  # its handler only remembers it: the step ends as it should
-        asleep(job.procs[0].pid)
+        all_asleep(job.procs[0].pid)
         job.send(1)
         assert job.receive(0, SOON_S) == "completed"
 
         assert job.receive(0) == "waiting"
-        asleep(job.procs[0].pid)
+        all_asleep(job.procs[0].pid)
         job.kill(0, signal.SIGTERM)
-        asleep(job.procs[0].pid, 50)  # what comes within 0.2 s is the same signal
+        all_asleep(job.procs[0].pid, 50)  # what comes within 0.2 s is the same signal
         job.kill(0, signal.SIGTERM)
         assert job.receive(0, SOON_S) == "interrupted"
         job.send(1)
@@ -55,20 +53,6 @@ def send_twice(pid: int, number: int) -> None:
     os.kill(pid, number)
     assert ctypes.CDLL(None).tgkill(pid, pid, number) == 0
     os.kill(pid, signal.SIGCONT)
-
-
-def asleep(pid: int, looks_needed: int = 5) -> None:
-    """Waits until all threads of a process sleep, for so many hundredths of a second: then a kernel waits too."""
-    deadline = time.monotonic() + HANG_S
-    looks = 0
-    while looks < looks_needed:
-        assert time.monotonic() < deadline
-        states = set()
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(FileNotFoundError):  # it has ended meanwhile
-                states.add((task / "stat").read_text().rpartition(")")[2].split()[0])
-        looks = looks + 1 if states == {"S"} else 0
-        time.sleep(0.01)
 
 
 def waits(where: str) -> str:

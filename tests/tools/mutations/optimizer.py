@@ -315,8 +315,8 @@ ROWS = (
     Mutation(
         "set-position",
         "ringreduce/job/process_sets.py",
-        "            return self._position[rank]\n",
-        "            return self._position and rank\n",
+        "            return self._position[number]\n",
+        "            return self._position and number\n",
         ("test_process_sets.py",),
     ),
     Mutation(
