@@ -43,7 +43,7 @@ class AdasumMixin(DistributedMixin):
         """Reduces no gradients, and has a number of ranks that Adasum cannot do refused before the first step."""
         if self._is_shared():
             self._combine([torch.zeros(1, device="cpu")])
-        if self._is_compared:
+        if self._progress.is_compared:
             self._compare_anew("with new parameters")
 
     @property
@@ -103,7 +103,7 @@ class AdasumMixin(DistributedMixin):
                     with computed_alike(parameter.device):
                         torch.add(start, change, out=parameter.data)
         except BaseException:  # the parameters may have this rank's own change; a hook of the plain step may raise, too
-            self._is_lost |= has_stepped or not all(map(torch.equal, parameters, before))
+            self._progress.is_lost |= has_stepped or not all(map(torch.equal, parameters, before))
             raise
         return result
 

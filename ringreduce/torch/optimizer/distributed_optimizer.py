@@ -20,6 +20,7 @@ from ringreduce.torch.optimizer import same_start
 from ringreduce.torch.optimizer.clipping import norm_of, scale_down
 from ringreduce.torch.optimizer.grad_scaler import reduce_before_unscaling
 from ringreduce.torch.optimizer.mixins import ParameterWatch, check_gradient_dtypes, check_memory, same_groups
+from ringreduce.torch.optimizer.progress import Progress
 from ringreduce.torch.optimizer.reducer import INTERRUPTED, Reducer, Settings
 from ringreduce.torch.tracing import STEP, untraced
 
@@ -47,20 +48,9 @@ class DistributedMixin(torch.optim.Optimizer):
         self._watch = ParameterWatch() if process_set.included() and process_set.size() != 1 else None
         self._settings = settings
         self._process_set = process_set
-        self._synchronized = False
-        self._should_synchronize = True
-        self._clipped = False  # the gradients are reduced, and the next step() uses them as they are
-        self._scaled = False  # likewise; it was for a GradScaler
-        self._is_doubtful = False  # no step() and no reduction since clip_grad_norm_(): so all ranks agree
-        self._is_compared = False  # the ranks have compared what they start from, or go on from
-        self._joins = process_set.joins  # that had ended when they did
-        self._compares = OPTIMIZER  # who does it, for the report
-        self._is_extending = False  # parameters are being added; still so after that was interrupted
-        self._is_lost = False  # a step() was interrupted where it cannot be taken up
+        self._progress = Progress(passes=backward_passes_per_step, joins=process_set.joins)
         self._reducers = []
         self._reduced: set[torch.nn.Parameter] = set()
-        self._idle: list[torch.nn.Parameter] = []  # those that required no gradient when last looked at
-        self._passes = backward_passes_per_step
         self._extend()
 
     def _extend(self) -> None:
@@ -76,15 +66,16 @@ class DistributedMixin(torch.optim.Optimizer):
         new = [item for item in found if item[1].requires_grad]
         if new:
             check_gradient_dtypes(new)
-            if self._is_compared:
+            if self._progress.is_compared:
                 self._compare_anew("with new parameters")
             self._reducers.append(self._make_reducer(new))
             self._reduced.update(p for _, p, _ in new)
-        self._idle = [p for _, p, _ in found if not p.requires_grad]  # after an error those of before, to try again
+        # After an error it has those of before, to try again.
+        self._progress.idle = [p for _, p, _ in found if not p.requires_grad]
 
     def _make_reducer(self, named: list[Named]) -> Reducer:
         whole = [(name, parameter, 0) for name, parameter, _ in named]
-        return Reducer(whole, self._settings, self._process_set, self._passes)
+        return Reducer(whole, self._settings, self._process_set, self._progress.passes)
 
     def _pending(self) -> bool:
         return any(reducer.pending for reducer in self._reducers)
@@ -95,21 +86,21 @@ class DistributedMixin(torch.optim.Optimizer):
         try:
             self._reduce_all()
         except KeyboardInterrupt as error:
-            self._is_lost = has_closure or not self._can_resume()
-            if hasattr(error, "add_note") and not self._is_lost:  # Python >= 3.11
+            self._progress.is_lost = has_closure or not self._can_resume()
+            if hasattr(error, "add_note") and not self._progress.is_lost:  # Python >= 3.11
                 error.add_note("ringreduce:" + INTERRUPTED)
             raise
-        self._clipped = self._scaled = self._is_doubtful = False
+        self._progress.use()
 
     def _can_resume(self) -> bool:
         """Whether an interrupted reduction can be waited for once more: one reducer's, of buckets that were there."""
-        if self._is_extending or not self._is_compared:
+        if self._progress.is_extending or not self._progress.is_compared:
             return False
         return len(self._reducers) == 1 and self._reducers[0].can_resume
 
     def _check_lost(self) -> None:
         """Raises MismatchError after an interrupt of which nobody knows how far this rank had come."""
-        if self._is_lost:
+        if self._progress.is_lost:
             raise MismatchError(
                 "a step() was interrupted where it cannot be taken up, so this rank is apart from the others: end the "
                 "job, or make a new DistributedOptimizer after shutdown() and init() on all ranks"
@@ -120,15 +111,15 @@ class DistributedMixin(torch.optim.Optimizer):
         try:
             return step(*arguments)
         except KeyboardInterrupt:
-            self._is_lost = True
+            self._progress.is_lost = True
             raise
 
     def _reduce_all(self) -> None:
         self._check_groups()
-        if self._idle and any(parameter.requires_grad for parameter in self._idle):
-            self._is_extending = True
+        if self._progress.idle and any(parameter.requires_grad for parameter in self._progress.idle):
+            self._progress.is_extending = True
             self._extend()
-            self._is_extending = False
+            self._progress.is_extending = False
         if self._reducers:
             self._compare_start(self._reducers[0].prefix)
         for reducer in self._reducers:
@@ -145,16 +136,16 @@ class DistributedMixin(torch.optim.Optimizer):
         the first after join(), because a rank that had joined lacks the steps that the others took meanwhile.
         """
         joins = self._process_set.joins
-        if joins != self._joins:
-            self._joins = joins
+        if joins != self._progress.joins:
+            self._progress.joins = joins
             self._compare_anew("after join()")
-        if not self._is_compared:
-            self._is_compared = same_start.check(
-                self._start_values(), f"{prefix}.start", self._process_set, self._compares, self.param_groups
+        if not self._progress.is_compared:
+            self._progress.is_compared = same_start.check(
+                self._start_values(), f"{prefix}.start", self._process_set, self._progress.compares, self.param_groups
             )
 
     def _compare_anew(self, when: str) -> None:
-        self._is_compared, self._compares = False, f"{OPTIMIZER} {when}"
+        self._progress.is_compared, self._progress.compares = False, f"{OPTIMIZER} {when}"
 
     def _start_values(self) -> list[tuple[str, torch.Tensor]]:
         """The parameters and the optimizer's state, by names, in the same order on all ranks."""
@@ -174,7 +165,7 @@ class DistributedMixin(torch.optim.Optimizer):
     @property
     def backward_passes_per_step(self) -> int:
         """How many backward() calls come before a step. To set it is to call set_backward_passes_per_step()."""
-        return self._passes
+        return self._progress.passes
 
     @backward_passes_per_step.setter
     def backward_passes_per_step(self, passes: int) -> None:
@@ -183,7 +174,7 @@ class DistributedMixin(torch.optim.Optimizer):
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes how many backward() calls come before a step; between steps."""
         passes = whole_passes(passes)
-        self._passes = passes
+        self._progress.passes = passes
         for reducer in self._reducers:
             reducer.set_passes(passes)
 
@@ -194,7 +185,7 @@ class DistributedMixin(torch.optim.Optimizer):
         """
         if self._is_to_be_reduced():
             self._reduce()
-        self._synchronized = True
+        self._progress.synchronized = True
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -205,11 +196,11 @@ class DistributedMixin(torch.optim.Optimizer):
         >>> with optimizer.skip_synchronize():
         ...     optimizer.step()
         """
-        self._should_synchronize = False
+        self._progress.should_synchronize = False
         try:
             yield
         finally:
-            self._should_synchronize = True
+            self._progress.should_synchronize = True
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
@@ -223,9 +214,9 @@ class DistributedMixin(torch.optim.Optimizer):
         >>> optimizer.clip_grad_norm_(1.0)
         >>> optimizer.step()
         """
-        if (not self._synchronized or self._pending()) and self._is_to_be_reduced():
+        if (not self._progress.synchronized or self._pending()) and self._is_to_be_reduced():
             self._reduce()
-        self._synchronized = False
+        self._progress.synchronized = False
         parameters = [p for group in self.param_groups for p in group["params"]]
         if self._reducers:
             grads = [p.grad for p in parameters if p.grad is not None]
@@ -233,7 +224,7 @@ class DistributedMixin(torch.optim.Optimizer):
             norm = scale_down(grads, norm, max_norm, norm_type, error_if_nonfinite)
         else:  # one rank, or its own gradients for op=Adasum
             norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite)
-        self._clipped = self._is_doubtful = True
+        self._progress.clipped = self._progress.is_doubtful = True
         return norm
 
     def _is_to_be_reduced(self) -> bool:
@@ -241,8 +232,8 @@ class DistributedMixin(torch.optim.Optimizer):
 
         When a step is left out, one rank may have new gradients and another may have had no batch: they ask each other.
         """
-        is_new = not self._clipped or self._pending()
-        if not self._is_doubtful or not self._reducers:
+        is_new = not self._progress.clipped or self._pending()
+        if not self._progress.is_doubtful or not self._reducers:
             return is_new
         name = f"{self._reducers[0].prefix}.new"
         return allreduce_integers(self._process_set.group, name, [int(is_new)], Max) == [1]
@@ -258,22 +249,22 @@ class DistributedMixin(torch.optim.Optimizer):
 
     def _reduce_for_scaler(self) -> None:
         """Reduces the gradients, unless they are; the step() that follows uses them as they are. Collective."""
-        if self._should_synchronize and not self._is_fresh():
+        if self._progress.should_synchronize and not self._is_fresh():
             self.synchronize()
-            self._clipped = self._scaled = True
+            self._progress.clipped = self._progress.scaled = True
 
     def _is_fresh(self) -> bool:
         """Whether the gradients are reduced, and no others have come since."""
-        return (self._clipped or self._synchronized) and not self._pending()
+        return (self._progress.clipped or self._progress.synchronized) and not self._pending()
 
     def _forget_reduction(self) -> None:
         """What was reduced has been used, or never will be."""
-        self._synchronized = self._clipped = self._scaled = False
+        self._progress.synchronized = self._progress.clipped = self._progress.scaled = False
 
     def _begin_step(self) -> None:
         """Warns where step() reduces once more what synchronize() has reduced."""
-        if self._should_synchronize and self._synchronized and not self._clipped:
-            self._synchronized = False
+        if self._progress.should_synchronize and self._progress.synchronized and not self._progress.clipped:
+            self._progress.synchronized = False
             warnings.warn(
                 "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
                 "This can cause training slowdown. You may want to consider using optimizer.skip_synchronize() context "
@@ -283,11 +274,11 @@ class DistributedMixin(torch.optim.Optimizer):
 
     def _is_reduced(self) -> bool:
         """True when step() need not reduce; takes note that the gradients are used now. After the closure, if any."""
-        if not self._should_synchronize:
+        if not self._progress.should_synchronize:
             self._check_reduced()
         is_reduced = self._is_fresh()
-        self._clipped = self._scaled = self._is_doubtful = False
-        return is_reduced or not self._should_synchronize
+        self._progress.use()
+        return is_reduced or not self._progress.should_synchronize
 
     def _check_reduced(self) -> None:
         """Raises AssertionError within skip_synchronize(), where gradients of this rank alone would be used."""
@@ -306,14 +297,14 @@ class DistributedMixin(torch.optim.Optimizer):
         if closure is None:
             if not self._is_reduced():
                 self._reduce()
-            self._synchronized = False
+            self._progress.synchronized = False
             return self._plainly(super().step)
 
         def synchronized() -> Any:
             loss = closure()
             if not self._is_reduced():
                 self._reduce(has_closure=True)
-            self._synchronized = False
+            self._progress.synchronized = False
             return self._loss_of_all(loss)
 
         return self._plainly(super().step, synchronized)
@@ -351,7 +342,7 @@ class DistributedMixin(torch.optim.Optimizer):
         for reducer in self._reducers:
             reducer.settle()
         self._forget_reduction()
-        self._should_synchronize = True
+        self._progress.should_synchronize = True
         with same_groups(self):
             super().load_state_dict(state_dict)
 
@@ -374,7 +365,7 @@ class DistributedMixin(torch.optim.Optimizer):
             del self.param_groups[-1]
             for parameter in named:
                 del names[parameter]
-            self._is_lost |= not isinstance(error, Exception)  # an interrupt: others may have the group
+            self._progress.is_lost |= not isinstance(error, Exception)  # an interrupt: others may have the group
             raise
 
     def compression_state_dict(self) -> list[list[dict[str, Any]]]:

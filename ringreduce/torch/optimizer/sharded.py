@@ -112,12 +112,10 @@ class ShardedMixin(DistributedMixin):
         inner.state = defaultdict(dict)
         inner.param_groups = []
         self._inner = inner
-        self._under_way: list[Work] = []  # shares that come from other ranks
-        self._is_updated = False  # and with them, the step is done
         super()._start(names, *arguments)
 
     def _make_reducer(self, named: list[Named]) -> ShardedReducer:
-        reducer = ShardedReducer(named, self._settings, self._process_set, self._passes)
+        reducer = ShardedReducer(named, self._settings, self._process_set, self._progress.passes)
         self._fit_groups()
         for bucket in reducer.shards:
             self._inner.param_groups[bucket.section]["params"].extend(bucket.pieces)
@@ -144,11 +142,11 @@ class ShardedMixin(DistributedMixin):
 
         Costs an all-gather of the gradients; clip_grad_norm_() does not.
         """
-        is_interrupted = bool(self._under_way) and not self._is_updated
+        is_interrupted = bool(self._progress.under_way) and not self._progress.is_updated
         self._complete()
         if is_interrupted:
             return
-        is_shared = self._scaled and not self._pending()
+        is_shared = self._progress.scaled and not self._pending()
         super().synchronize()
         if not is_shared:
             self._spread(ShardedBucket.share_gradients)
@@ -160,9 +158,9 @@ class ShardedMixin(DistributedMixin):
 
         Raises InvalidArgumentError for a norm_type that is not > 0, unless synchronize() has come before.
         """
-        if self._synchronized and not self._pending():
+        if self._progress.synchronized and not self._pending():
             whole = super().clip_grad_norm_(max_norm, norm_type, error_if_nonfinite)
-            self._synchronized = True  # parameter.grad is whole, and what replaces it now is used
+            self._progress.synchronized = True  # parameter.grad is whole, and what replaces it now is used
             return whole
         order = float(norm_type)
         if not order > 0:
@@ -172,14 +170,14 @@ class ShardedMixin(DistributedMixin):
             )
         if self._is_to_be_reduced():
             self._reduce()
-        self._synchronized = False
+        self._progress.synchronized = False
         grads = [bucket.shard.grad for bucket in self._buckets() if bucket.shard.grad is not None]
         mine = norm_of(grads, order)
         total = mine if math.isinf(order) else mine**order
         allreduce_(total, op=Max if math.isinf(order) else Sum, process_set=self._process_set)
         norm = total[0] if math.isinf(order) else total[0] ** (1.0 / order)
         norm = scale_down(grads, norm, max_norm, norm_type, error_if_nonfinite)
-        self._clipped = self._is_doubtful = True
+        self._progress.clipped = self._progress.is_doubtful = True
         return norm
 
     @untraced(STEP)
@@ -194,17 +192,17 @@ class ShardedMixin(DistributedMixin):
             with torch.enable_grad():
                 loss = closure()
         fresh = self._is_fresh()
-        if fresh and not self._synchronized and any(bucket.has_replaced() for bucket in self._buckets()):
+        if fresh and not self._progress.synchronized and any(bucket.has_replaced() for bucket in self._buckets()):
             raise InvalidArgumentError(REPLACED)
         if not self._is_reduced():
             self._reduce()
         elif not fresh:
             raise AssertionError(NOT_REDUCED)
-        elif self._synchronized:
+        elif self._progress.synchronized:
             with torch.no_grad():
                 for bucket in self._buckets():
                     bucket.recollect()
-        self._synchronized = False
+        self._progress.synchronized = False
         self._update()
         return loss
 
@@ -233,27 +231,27 @@ class ShardedMixin(DistributedMixin):
                 piece.grad = grad
         for options, group in zip(self.param_groups, inner.param_groups, strict=True):  # some optimizers count there
             options.update((key, value) for key, value in group.items() if key != "params")
-        self._is_updated = True
+        self._progress.is_updated = True
         self._spread(ShardedBucket.share_values)
         self._complete()
 
     def _spread(self, start: Callable[[ShardedBucket], Work]) -> None:
-        self._under_way = [start(bucket) for bucket in self._buckets()]
+        self._progress.under_way = [start(bucket) for bucket in self._buckets()]
         self._await_shares()
 
     def _await_shares(self) -> None:
         try:
-            for work in self._under_way:
+            for work in self._progress.under_way:
                 work.wait()
         except Exception:
-            self._under_way, self._is_updated = [], False
+            self._progress.under_way, self._progress.is_updated = [], False
             raise
-        self._under_way = []
+        self._progress.under_way = []
 
     def _complete(self) -> bool:
         """Ends what an interrupt has left under way. Whether that is the end of a step()."""
         self._await_shares()
-        is_updated, self._is_updated = self._is_updated, False
+        is_updated, self._progress.is_updated = self._progress.is_updated, False
         for bucket in self._buckets() if is_updated else ():
             bucket.publish()
         return is_updated

@@ -132,7 +132,7 @@ def scale_gradients(settings: dict[str, Any], clips: bool, is_enabled: bool = Tr
             with optimizer.skip_synchronize() if clips and step % 2 == 0 else nullcontext():
                 scaler.step(optimizer)
             scaler.update()
-            assert not optimizer._clipped  # also where the step was left out: the next round is another one
+            assert not optimizer._progress.clipped  # also where the step was left out: the next round is another one
             assert scaler.get_scale() == ({0: 64.0, 1: 32.0}.get(step, 16.0) if is_enabled else 1.0)
             if not is_infinite:
                 for rank in range(world.size):

@@ -619,3 +619,72 @@ def search_with_clipped_gradients() -> None:
 
 def test_lbfgs_with_a_closure_that_clips(run_ranks: Callable[..., Any]) -> None:
     run_ranks(search_with_clipped_gradients, 2)
+
+
+# --- an optimizer that is called through another object ---------------------------------------------------------------
+
+
+class Delegating:
+    """As Lightning's and Fabric's: takes on the optimizer's class, and finds its attributes by __getattr__."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self.__class__ = type("Delegating" + type(optimizer).__name__, (type(self), type(optimizer)), {})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        return self._optimizer.step(closure)
+
+
+class Sharing(Delegating):
+    """As Lightning's before 2.1: with a shallow copy of what the optimizer had when it was wrapped."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.__dict__.update((key, value) for key, value in vars(optimizer).items() if key != "step")
+        super().__init__(optimizer)
+
+
+def clip_by_hand(model: Any, optimizer: Any) -> None:
+    optimizer.synchronize()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+
+
+def clip_and_step(model: Any, optimizer: Any) -> None:
+    optimizer.clip_grad_norm_(0.5)
+    optimizer.step()
+
+
+def reduce_through(wrapper: str, settings: dict[str, Any]) -> None:
+    """The steps are those of the optimizer that is called itself."""
+    wrap = {"delegating": Delegating, "sharing": Sharing}[wrapper]
+    with hvd.init() as world:
+        for end in (clip_by_hand, clip_and_step):
+            models = [three_layers() for _ in range(2)]
+            direct, wrapped = (sgd(model, **settings) for model in models)
+            optimizers = direct, wrap(wrapped)
+            for step in range(3):
+                for model, optimizer in zip(models, optimizers, strict=True):
+                    optimizer.zero_grad()
+                    loss_of(model, world.rank, step).backward()
+                    end(model, optimizer)
+            for model, optimizer in zip(models, optimizers, strict=True):
+                optimizer.set_backward_passes_per_step(2)
+                optimizer.zero_grad()
+                for step in (3, 4):
+                    loss_of(model, world.rank, step).backward()
+                end(model, optimizer)
+            for mine, wanted in zip(models[1].parameters(), models[0].parameters(), strict=True):
+                torch.testing.assert_close(mine, wanted)
+            assert wrapped.backward_passes_per_step == 2
+
+
+@pytest.mark.parametrize("settings", [{"op": hvd.Sum}, {"op": hvd.Sum, "shard_step": True}], ids=["sum", "shares"])
+@pytest.mark.parametrize("wrapper", ["delegating", "sharing"])
+def test_an_optimizer_that_another_object_delegates_to(
+    wrapper: str, settings: dict[str, Any], run_ranks: Callable[..., Any]
+) -> None:
+    run_ranks(reduce_through, 2, args=(wrapper, settings))

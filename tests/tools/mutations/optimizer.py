@@ -182,7 +182,7 @@ ROWS = (
     Mutation(
         "reduced-without-asking",
         "ringreduce/torch/optimizer/distributed_optimizer.py",
-        "if not self._is_doubtful or not self._reducers:",
+        "if not self._progress.is_doubtful or not self._reducers:",
         "if True:",
         ("test_optimizer_rounds.py::test_a_step_that_is_left_out_before_a_missing_batch",),
     ),
@@ -210,7 +210,7 @@ ROWS = (
     Mutation(
         "interrupted-update",
         "ringreduce/torch/optimizer/distributed_optimizer.py",
-        "        except KeyboardInterrupt:\n            self._is_lost = True\n",
+        "        except KeyboardInterrupt:\n            self._progress.is_lost = True\n",
         "        except KeyboardInterrupt:\n",
         ("test_optimizer_interrupt.py::test_ctrl_c_where_a_step_cannot_be_taken_up",),
     ),
@@ -224,8 +224,8 @@ ROWS = (
     Mutation(
         "reduced-twice-for-a-scaler",
         "ringreduce/torch/optimizer/distributed_optimizer.py",
-        "if self._should_synchronize and not self._is_fresh():",
-        "if self._should_synchronize:",
+        "if self._progress.should_synchronize and not self._is_fresh():",
+        "if self._progress.should_synchronize:",
         ("test_optimizer_changes.py::test_a_grad_scaler_looks_at_reduced_gradients",),
     ),
     Mutation(
