@@ -6,8 +6,8 @@ in numbers and tensors without dimensions.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, NoReturn
 
 import torch
 
@@ -20,6 +20,62 @@ State = MutableMapping[Any, dict[str, Any]]
 
 COMMON = frozenset({"step", "eta", "mu", "mu_product"})
 """What torch's optimizers keep once per parameter; names tell it from an element where the parameter has one only."""
+
+
+class StateInShards(dict[Any, dict[str, Any]]):
+    """What optimizer.state is where the ranks keep the state in shards.
+
+    It has the state that is whole: of frozen parameters, and what was loaded since the last step(). It is true where
+    only the shards have state, because torch.distributed.checkpoint has an optimizer take a step whose state is false:
+    it seems never to have stepped.
+
+    Args:
+        whole: the state that is whole.
+        pieces: the state by piece, in which this rank's shards are.
+        reducers: have the shards. Both are the optimizer's own, and change.
+    """
+
+    def __init__(self, whole: State, pieces: State, reducers: list[Any]) -> None:
+        super().__init__(whole)
+        self._pieces = pieces
+        self._reducers = reducers
+
+    def __bool__(self) -> bool:
+        return len(self) > 0 or len(self._pieces) > 0
+
+    def __missing__(self, parameter: Any) -> Any:
+        for bucket in (bucket for reducer in self._reducers for bucket in reducer.shards):
+            state = self._pieces.get(bucket.pieces[0])
+            if state and any(slot.parameter is parameter for slot in bucket.slots):
+                return Names(state)
+        self[parameter] = state = {}  # as torch's defaultdict
+        return state
+
+    def __reduce__(self) -> Any:
+        """A copy has what is whole."""
+        return dict, (dict(self),)
+
+
+class Names(Mapping[str, Any]):
+    """The keys of a parameter's state that is in shards, which torch.distributed.checkpoint asks for when it loads."""
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        self._state = state
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._state)
+
+    def __len__(self) -> int:
+        return len(self._state)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._state
+
+    def __getitem__(self, key: str) -> NoReturn:
+        raise InvalidArgumentError(
+            f"the optimizer's state {key!r} of a parameter lies in the shares of all ranks (shard_step=True): call "
+            "optimizer.state_dict(), on all ranks, which gathers it"
+        )
 
 
 def is_common(key: str, value: Any, like: torch.Tensor) -> bool:

@@ -12,7 +12,7 @@ What differs from the step that is not shared out:
 * After step(), parameter.grad is reduced on the share of this rank only. After synchronize() it is so everywhere.
 * Hooks before the step run before it waits for the reduction.
 * state_dict() is collective: it gathers the shares, into the format of the plain optimizer. optimizer.state has that of
-  frozen parameters alone.
+  frozen parameters alone, and of the others the keys.
 * Parameters that are added or switched on later have buckets of their own; none can be switched off.
 
 Source: Rajbhandari, Rasley, Ruwase and He, ZeRO: Memory Optimizations Toward Training Trillion Parameter Models,
@@ -36,7 +36,7 @@ from ringreduce.torch.compression import NoneCompressor
 from ringreduce.torch.optimizer.clipping import norm_of, scale_down
 from ringreduce.torch.optimizer.distributed_optimizer import NOT_REDUCED, DistributedMixin, Named
 from ringreduce.torch.optimizer.reducer import Settings
-from ringreduce.torch.optimizer.shard_state import of_pieces, to_parameters, to_pieces, to_shard
+from ringreduce.torch.optimizer.shard_state import StateInShards, of_pieces, to_parameters, to_pieces, to_shard
 from ringreduce.torch.optimizer.shards import ShardedBucket, ShardedReducer
 from ringreduce.torch.tracing import STEP, untraced
 
@@ -113,6 +113,13 @@ class ShardedMixin(DistributedMixin):
         inner.param_groups = []
         self._inner = inner
         super()._start(names, *arguments)
+        whole = self.state  # which the plain optimizer has too
+        self._keep_whole_state()
+        whole.clear()
+
+    def _keep_whole_state(self) -> None:
+        """Has self.state know of the shards."""
+        self.state: Any = StateInShards(self.state, self._inner.state, self._reducers)
 
     def _make_reducer(self, named: list[Named]) -> ShardedReducer:
         reducer = ShardedReducer(named, self._settings, self._process_set, self._progress.passes)
@@ -263,7 +270,7 @@ class ShardedMixin(DistributedMixin):
 
     def unsharded_buckets(self) -> list[ShardedBucket]:
         """The buckets of whose parameters a state was loaded or broadcast since the last step()."""
-        if not self.state:
+        if len(self.state) == 0:
             return []
         return [bucket for bucket in self._buckets() if any(self.state.get(slot.parameter) for slot in bucket.slots)]
 
@@ -305,3 +312,4 @@ class ShardedMixin(DistributedMixin):
         """Takes a whole state, of a plain or distributed optimizer; each step() from now on uses this rank's share."""
         super().load_state_dict(state_dict)
         self._inner.state.clear()
+        self._keep_whole_state()

@@ -272,6 +272,49 @@ def test_state_goes_to_the_plain_optimizer_and_to_other_numbers_of_ranks(
         assert torch.allclose(parameter, torch.tensor(value), rtol=1e-6, atol=1e-7)
 
 
+def save_by_distributed_checkpoint() -> None:
+    """What torch's helpers save and load is the state, and training goes on as if they had not been called."""
+    checkpoint = pytest.importorskip("torch.distributed.checkpoint.state_dict")
+    with hvd.init() as world, small_buckets():
+        for flat in (False, True):
+            models = [Net() for _ in range(4)]
+            plain, left_alone, saved, fresh = (make("Adam", model, OPTIMIZERS["Adam"][1]) for model in models)
+            left_alone, saved, fresh = (
+                hvd.DistributedOptimizer(one, shard_step=True) for one in (left_alone, saved, fresh)
+            )
+            options = checkpoint.StateDictOptions(flatten_optimizer_state_dict=flat)
+            for _ in range(2):
+                train_alone(plain, models[0], world.size)
+                train(left_alone, models[1], world.rank)
+                train(saved, models[2], world.rank)
+                saved.zero_grad()
+                kept = state_count(saved)
+                found = checkpoint.get_optimizer_state_dict(models[2], saved, options=options)
+                wanted = checkpoint.get_optimizer_state_dict(models[0], plain, options=options)
+                found_state, wanted_state = (
+                    {key: value for key, value in one.items() if torch.is_tensor(value)} if flat else one["state"]
+                    for one in (found, wanted)
+                )
+                torch.testing.assert_close(found_state, wanted_state, rtol=1e-5, atol=1e-5)
+                assert state_count(saved) == kept
+                assert bool(saved.state)
+            assert equal(models[1], models[2])
+            models[3].load_state_dict(models[2].state_dict())
+            checkpoint.set_optimizer_state_dict(models[3], fresh, copy.deepcopy(found), options=options)
+            assert same_state(saved.state_dict(), fresh.state_dict())
+            assert copy.deepcopy(saved.state) == {}
+            train(saved, models[2], world.rank)
+            train(fresh, models[3], world.rank)
+            assert equal(models[2], models[3])
+            assert list(fresh.state[models[3].scale]) == ["step", "exp_avg", "exp_avg_sq"]
+            with pytest.raises(hvd.InvalidArgumentError, match=r"shares of all ranks.*state_dict\(\)"):
+                fresh.state[models[3].scale]["exp_avg"]
+
+
+def test_torch_distributed_checkpoint(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(save_by_distributed_checkpoint, 2)
+
+
 def clip() -> None:
     """Each way of clipping gives what one process has; gradients are whole after synchronize()."""
     with hvd.init() as world, small_buckets():
