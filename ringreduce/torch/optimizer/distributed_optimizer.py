@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ringreduce import config
 from ringreduce.collectives.ops import Max
 from ringreduce.common.arguments import whole_passes
 from ringreduce.common.same_start import OPTIMIZER
@@ -16,7 +17,7 @@ from ringreduce.errors import InvalidArgumentError, MismatchError
 from ringreduce.job.collective_json import allreduce_integers
 from ringreduce.job.process_sets import ProcessSet
 from ringreduce.torch.collectives.allreduce import allreduce, allreduce_
-from ringreduce.torch.optimizer import same_start
+from ringreduce.torch.optimizer import kept_gradients, same_start
 from ringreduce.torch.optimizer.clipping import norm_of, scale_down
 from ringreduce.torch.optimizer.grad_scaler import reduce_before_unscaling
 from ringreduce.torch.optimizer.mixins import ParameterWatch, check_gradient_dtypes, check_memory, same_groups
@@ -75,7 +76,8 @@ class DistributedMixin(torch.optim.Optimizer):
 
     def _make_reducer(self, named: list[Named]) -> Reducer:
         whole = [(name, parameter, 0) for name, parameter, _ in named]
-        return Reducer(whole, self._settings, self._process_set, self._progress.passes)
+        views = self._settings.views and not self._progress.keeps_gradients
+        return Reducer(whole, self._settings._replace(views=views), self._process_set, self._progress.passes)
 
     def _pending(self) -> bool:
         return any(reducer.pending for reducer in self._reducers)
@@ -298,18 +300,45 @@ class DistributedMixin(torch.optim.Optimizer):
             if not self._is_reduced():
                 self._reduce()
             self._progress.synchronized = False
-            return self._plainly(super().step)
+            result = self._plainly(super().step)
+        else:
 
-        def synchronized() -> Any:
-            loss = closure()
-            if not self._is_reduced():
-                self._reduce(has_closure=True)
-            self._progress.synchronized = False
-            return self._loss_of_all(loss)
+            def synchronized() -> Any:
+                loss = closure()
+                if not self._is_reduced():
+                    self._reduce(has_closure=True)
+                self._progress.synchronized = False
+                return self._loss_of_all(loss)
 
-        return self._plainly(super().step, synchronized)
+            result = self._plainly(super().step, synchronized)
+        if self._progress.looks:
+            self._plainly(self._look_at_state)
+        return result
 
     step.hooked = True  # type: ignore[attr-defined]  # torch runs step hooks around the plain step(), not here again
+
+    def _look_at_state(self) -> None:
+        """After the first steps: if the optimizer keeps gradients, they and the next ones get memory of their own."""
+        stretches = [whole for reducer in self._reducers for whole in reducer.stretches]
+        if not stretches:  # none yet, where a rank has joined
+            return
+        self._progress.looks -= 1
+        kept = list(kept_gradients.find(self.state, stretches))
+        if not kept:
+            return
+        self._progress.looks, self._progress.keeps_gradients = 0, True
+        for _, _, holder, at in kept:
+            holder[at] = holder[at].detach().clone()
+        for reducer in self._reducers:
+            reducer.let_go_of_views()
+        parameter, key, *_ = kept[0]
+        warnings.warn(
+            f"DistributedOptimizer: the optimizer keeps the gradient of {self._parameter_names[parameter]} itself in "
+            f"its state, as {key!r}, where the next gradient would overwrite it; from now on gradients get memory of "
+            "their own. Pass gradient_as_bucket_view=False, or change the optimizer to keep a clone()",
+            RuntimeWarning,
+            stacklevel=config.users_level(),
+        )
 
     def _loss_of_all(self, loss: Any) -> Any:
         """The loss that LBFGS searches along, reduced as the gradients are: by its own each rank would go elsewhere.

@@ -13,6 +13,7 @@ import torch
 
 from ringreduce._core import Work
 from ringreduce.common.same_start import OPTIMIZER
+from ringreduce.torch.optimizer.kept_gradients import LOOKS
 
 
 @dataclass(slots=True)
@@ -31,6 +32,8 @@ class Progress:
     is_extending: parameters are being added; still so after that was interrupted.
     is_lost: a step() was interrupted where it cannot be taken up.
     idle: parameters that required no gradient when last looked at.
+    looks: at the optimizer's state that are left, for gradients that it keeps.
+    keeps_gradients: one was found, so parameters have gradients of their own, whatever gradient_as_bucket_view is.
     under_way: with shard_step=True, shares that come from other ranks.
     is_updated: and with them, the step is done.
     """
@@ -47,6 +50,8 @@ class Progress:
     is_extending: bool = False
     is_lost: bool = False
     idle: list[torch.nn.Parameter] = field(default_factory=list)
+    looks: int = LOOKS
+    keeps_gradients: bool = False
     under_way: list[Work] = field(default_factory=list)
     is_updated: bool = False
 

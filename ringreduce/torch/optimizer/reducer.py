@@ -264,10 +264,22 @@ class Reducer:
         if self._makes_dense:
             return
         for bucket in buckets:
-            bucket.batch_small_gradients()
-            for slot in bucket.batched:
-                slot.hook.remove()
-                slot.hook = _hook(slot, bucket.arrive_on_gpu if slot.parameter.is_cuda else bucket.arrived.append)
+            _batch(bucket)
+
+    @property
+    def stretches(self) -> list[torch.Tensor]:
+        """The registered memory in which gradients are views."""
+        return [bucket.whole for bucket in self._buckets if isinstance(bucket, RegisteredBucket)]
+
+    def let_go_of_views(self) -> None:
+        """Leaves gradients in the tensors that autograd gives them, from the next round on. Between rounds."""
+        for at, bucket in enumerate(self._buckets):
+            if isinstance(bucket, RegisteredBucket):
+                exchange = gradient_reduction.make(NoneCompressor, bucket.channel)
+                self._buckets[at] = ExchangeBucket(bucket.slots, bucket.name, exchange)
+                if not self._makes_dense:
+                    _batch(self._buckets[at])
+        self._expect()
 
     def _lay_out(self, sparse: Mapping[int, int], may_register: bool = True) -> list[Bucket]:
         """Makes the buckets; all gradients of the first round are there, or will not come. Collective.
@@ -359,6 +371,14 @@ def _hook(slot: Slot, hook: Callable[[torch.Tensor], None]) -> Any:
         return parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
     finally:
         parameter.requires_grad_(is_required)
+
+
+def _batch(bucket: Bucket) -> None:
+    """Has small gradients only written down."""
+    bucket.batch_small_gradients()
+    for slot in bucket.batched:
+        slot.hook.remove()
+        slot.hook = _hook(slot, bucket.arrive_on_gpu if slot.parameter.is_cuda else bucket.arrived.append)
 
 
 def _remove(slots: Sequence[Slot]) -> None:

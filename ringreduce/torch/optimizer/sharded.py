@@ -33,6 +33,7 @@ from ringreduce.collectives.ops import Average, Max, Sum
 from ringreduce.errors import InvalidArgumentError, MismatchError, ShutdownError, TimeoutError
 from ringreduce.torch.collectives.allreduce import allreduce_
 from ringreduce.torch.compression import NoneCompressor
+from ringreduce.torch.optimizer import kept_gradients
 from ringreduce.torch.optimizer.clipping import norm_of, scale_down
 from ringreduce.torch.optimizer.distributed_optimizer import NOT_REDUCED, DistributedMixin, Named
 from ringreduce.torch.optimizer.reducer import Settings
@@ -211,6 +212,8 @@ class ShardedMixin(DistributedMixin):
                     bucket.recollect()
         self._progress.synchronized = False
         self._update()
+        if self._progress.looks:
+            self._look_at_state()
         return loss
 
     step = torch.optim.Optimizer.profile_hook_step(step)
@@ -241,6 +244,17 @@ class ShardedMixin(DistributedMixin):
         self._progress.is_updated = True
         self._spread(ShardedBucket.share_values)
         self._complete()
+
+    def _look_at_state(self) -> None:
+        """After the first steps: raises InvalidArgumentError if the optimizer keeps gradients."""
+        kept = next(kept_gradients.find(self._inner.state, [bucket.whole for bucket in self._buckets()]), None)
+        if kept is not None:
+            raise InvalidArgumentError(
+                f"the optimizer keeps gradients themselves in its state, as {kept[1]!r}, where the next ones would "
+                "overwrite them: change it to keep a clone(), or pass gradient_as_bucket_view=False, without "
+                "shard_step=True"
+            )
+        self._progress.looks -= 1
 
     def _spread(self, start: Callable[[ShardedBucket], Work]) -> None:
         self._progress.under_way = [start(bucket) for bucket in self._buckets()]

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -395,3 +396,65 @@ def test_lbfgs_searches_along_the_loss_of_all_ranks(skips: bool, run_ranks: Call
     assert first == second
     for got, expected in zip(first, whole, strict=True):
         assert torch.allclose(torch.tensor(got), torch.tensor(expected), rtol=1e-6)
+
+
+# --- an optimizer that keeps gradients --------------------------------------------------------------------------------
+
+
+class Keeping(torch.optim.Optimizer):
+    """Adds the difference from the previous gradient, which it keeps as it is: `state["previous"] = parameter.grad`.
+
+    since: the step from which on it keeps them.
+    """
+
+    ringreduce_elementwise = True
+
+    def __init__(self, params: Any, since: int = 0, in_list: bool = False) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self.steps, self.since, self.in_list = 0, since, in_list
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            state, grad = self.state[parameter], parameter.grad
+            (previous,) = state["previous"] if self.in_list and state else [state.get("previous", torch.zeros(()))]
+            parameter.sub_(grad * 0.1 + (grad - previous) * 0.05)
+            if self.steps >= self.since:
+                state["previous"] = [grad] if self.in_list else grad
+        self.steps += 1
+
+
+def keep_gradients(compression: str) -> None:
+    with hvd.init() as world:
+        for kind in ({}, {"since": 1}, {"in_list": True}):
+            for views in (True, False):
+                model = net()
+                wanted = alone(model, lambda other, kind=kind: Keeping(other.parameters(), **kind), world.size, 6)
+                optimizer = hvd.DistributedOptimizer(
+                    Keeping(model.parameters(), **kind),
+                    model.named_parameters(),
+                    gradient_as_bucket_view=views,
+                    groups=[[model[0].weight, model[0].bias]],
+                    compression=getattr(hvd.Compression, compression),
+                )
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    for step in range(6):
+                        optimizer.zero_grad()
+                        model(batch(world.rank, step)).pow(2).mean().backward()
+                        optimizer.step()
+                told = [str(one.message) for one in caught if "gradient_as_bucket_view=False" in str(one.message)]
+                assert len(told) == (1 if views and compression == "none" else 0), told
+                assert all("'previous'" in text and "0.weight" in text for text in told)
+                assert alike(model)
+                assert close(model, wanted, 1e-5 if compression == "none" else 1e-2)
+        model = net()
+        shared = hvd.DistributedOptimizer(Keeping(model.parameters()), shard_step=True)
+        model(batch(world.rank)).pow(2).mean().backward()
+        with pytest.raises(hvd.InvalidArgumentError, match=r"'previous'.*shard_step=True"):
+            shared.step()
+
+
+@pytest.mark.parametrize("compression", ["none", "fp16"])
+def test_an_optimizer_that_keeps_gradients(compression: str, run_ranks: Callable[..., Any]) -> None:
+    run_ranks(keep_gradients, 2, args=(compression,))
