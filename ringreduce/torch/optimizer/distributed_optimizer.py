@@ -101,7 +101,15 @@ class DistributedMixin(torch.optim.Optimizer):
         return len(self._reducers) == 1 and self._reducers[0].can_resume
 
     def _check_lost(self) -> None:
-        """Raises MismatchError after an interrupt of which nobody knows how far this rank had come."""
+        """Raises MismatchError after an interrupt of which nobody knows how far this rank had come.
+
+        Raises InvalidArgumentError where a newer optimizer reduces the gradients.
+        """
+        if any(reducer.is_detached for reducer in self._reducers):
+            raise InvalidArgumentError(
+                "a newer DistributedOptimizer of the same parameters, or of some of them, has been made, and reduces "
+                "their gradients: this one has none. Call step() of the newer one, or make a DistributedOptimizer again"
+            )
         if self._progress.is_lost:
             raise MismatchError(
                 "a step() was interrupted where it cannot be taken up, so this rank is apart from the others: end the "

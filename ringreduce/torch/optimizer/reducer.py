@@ -26,7 +26,7 @@ from ringreduce.job.process_sets import ProcessSet
 from ringreduce.torch import gradient_reduction
 from ringreduce.torch.compression import NoneCompressor, way_for
 from ringreduce.torch.gradient_reduction import Channel
-from ringreduce.torch.optimizer import layout
+from ringreduce.torch.optimizer import layout, owners
 from ringreduce.torch.optimizer.buckets import Bucket, ExchangeBucket, Slot
 from ringreduce.torch.optimizer.registered_bucket import RegisteredBucket, allocate
 from ringreduce.torch.optimizer.sparse_bucket import SparseBucket
@@ -76,6 +76,9 @@ class Reducer:
         self._begun = False  # a hooked gradient is final since the last synchronize()
         self._is_for_once = False  # the buckets are for this step, in which a rank had joined
         self._is_half_done = False  # synchronize() was interrupted
+        self._group = weakref.ref(process_set.group)
+        self.is_detached = False
+        """Whether a newer reducer has taken over one of its parameters."""
         self._slots = [Slot(parameter, name, section) for name, parameter, section in reversed(named)]
         self._prefix = self._agree(self._groups())
         self._buckets: list[Bucket] = []
@@ -85,6 +88,7 @@ class Reducer:
         self._launched = 0
         # Autograd has a thread for each GPU, and runs the CPU's nodes in the caller's.
         self._launching = threading.Lock()
+        owners.take_over(self._slots, self)
         for slot in self._slots:
             slot.hook = _register(slot, weakref.ref(self))
         self.remove = weakref.finalize(self, _remove, self._slots)
@@ -100,6 +104,16 @@ class Reducer:
     def pending(self) -> bool:
         """Whether a gradient has come since the last synchronize()."""
         return self._begun or any(bucket.arrived for bucket in self._buckets)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it is pending, and in the job in which it was made."""
+        return self.pending and self._group() is self._process_set.group
+
+    def detach(self) -> None:
+        """Takes its hooks off: a newer reducer has one of the parameters."""
+        self.remove()
+        self.is_detached = True
 
     @property
     def can_resume(self) -> bool:
@@ -344,11 +358,15 @@ class Reducer:
             f"shard_step={self.has_shares} fusion_threshold={self._limit}"
         )
         digest = hashlib.sha256(repr((described, buckets, settings)).encode()).hexdigest()
-        gathered = collective_json.allgather_json(self._process_set.group, "DistributedOptimizer", [_made, digest])
-        _made = max(made for made, _ in gathered) + 1
-        if any(theirs != digest for _, theirs in gathered):
+        mine = [_made, digest, owners.are_busy(self._slots)]
+        gathered = collective_json.allgather_json(self._process_set.group, "DistributedOptimizer", mine)
+        _made = max(made for made, *_ in gathered) + 1
+        if any(theirs != digest for _, theirs, _ in gathered):
             agreed: layout.Agreed = (described, buckets, settings)
             raise MismatchError(layout.difference(allgather_object(agreed, process_set=self._process_set)))
+        if any(is_busy for *_, is_busy in gathered):
+            ranks = zip(self._process_set.ranks, gathered, strict=True)
+            raise owners.busy([rank for rank, (*_, is_busy) in ranks if is_busy])
         return f"DistributedOptimizer.{_made}.bucket"
 
 
@@ -389,8 +407,7 @@ def _remove(slots: Sequence[Slot]) -> None:
 def _too_often(hint: str = "") -> AssertionError:
     return AssertionError(
         "Gradients were computed more than backward_passes_per_step times before call to step(). "
-        "Increase backward_passes_per_step to accumulate gradients locally, or delete an older DistributedOptimizer of "
-        "the same parameters, which counts too." + hint
+        "Increase backward_passes_per_step to accumulate gradients locally." + hint
     )
 
 

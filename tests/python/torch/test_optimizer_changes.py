@@ -477,23 +477,52 @@ def test_a_model_that_stays_double_is_refused(sets_to_none: bool, run_ranks: Cal
     run_ranks(stay_double, 2, args=(sets_to_none,))
 
 
-def keep_an_older_one() -> None:
-    with hvd.init():
-        model = convolutional()
-        wrapped = [hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1)) for _ in range(2)]
-        model(images(0, 0)).pow(2).sum().backward()
-        wrapped[1].step()
-        with pytest.raises(AssertionError, match="or delete an older DistributedOptimizer of the same parameters"):
-            model(images(0, 0)).pow(2).sum().backward()
-        wrapped[1].synchronize()
-        del wrapped[0]
-        wrapped[0].zero_grad()
-        model(images(0, 0)).pow(2).sum().backward()
-        wrapped[0].step()
+def keep_an_older_one(settings: dict[str, Any]) -> None:
+    """The newest optimizer of a parameter reduces its gradient, once; an older one says so in step()."""
+    with hvd.init() as world:
+        models = [convolutional() for _ in range(2)]
+        older, alone = (
+            hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), op=hvd.Sum, **settings)
+            for model in models
+        )
+
+        def step(model: Any, optimizer: Any, at: int) -> None:
+            optimizer.zero_grad()
+            model(images(world.rank, at)).pow(2).mean().backward()
+            optimizer.step()
+
+        for at in range(2):
+            step(models[0], older, at)
+            step(models[1], alone, at)
+        newer = hvd.DistributedOptimizer(torch.optim.SGD(models[0].parameters(), lr=0.1), op=hvd.Sum, **settings)
+        for at in range(2, 5):
+            step(models[0], newer, at)
+            step(models[1], alone, at)
+        for mine, wanted in zip(models[0].parameters(), models[1].parameters(), strict=True):
+            torch.testing.assert_close(mine, wanted)
+        for end in (older.step, older.synchronize, lambda: older.clip_grad_norm_(1.0)):
+            with pytest.raises(hvd.InvalidArgumentError, match="newer DistributedOptimizer of the same parameters"):
+                end()
+
+        if world.rank == 0:
+            models[0](images(0, 5)).pow(2).mean().backward()
+        with pytest.raises(AssertionError, match=r"rank 0 .* or delete an older DistributedOptimizer of the same"):
+            hvd.DistributedOptimizer(torch.optim.SGD(models[0].parameters(), lr=0.1), op=hvd.Sum, **settings)
+        newer.synchronize()
+        newer.zero_grad()
+        step(models[0], newer, 6)  # it still has them
+        models[1](images(0, 7)).pow(2).mean().backward()
+    with hvd.init() as world:  # whatever the older one has left undone in another job
+        alone = hvd.DistributedOptimizer(torch.optim.SGD(models[1].parameters(), lr=0.1), op=hvd.Sum, **settings)
+        alone.zero_grad()
+        step(models[1], alone, 8)
 
 
-def test_an_older_optimizer_of_the_same_parameters_is_spoken_of(run_ranks: Callable[..., Any]) -> None:
-    run_ranks(keep_an_older_one, 2)
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_the_newest_optimizer_of_a_parameter_reduces_its_gradient(
+    settings: dict[str, Any], run_ranks: Callable[..., Any]
+) -> None:
+    run_ranks(keep_an_older_one, 2, args=(settings,))
 
 
 def resize() -> None:

@@ -266,8 +266,8 @@ ROWS = (
     Mutation(
         "layouts-differ",
         "ringreduce/torch/optimizer/reducer.py",
-        "if any(theirs != digest for _, theirs in gathered):",
-        "if any(theirs != theirs for _, theirs in gathered):",
+        "if any(theirs != digest for _, theirs, _ in gathered):",
+        "if any(theirs != theirs for _, theirs, _ in gathered):",
         ("test_optimizer.py::test_what_is_refused",),
     ),
     Mutation(
