@@ -16,7 +16,7 @@ from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.collective_json import allgather_json
 from ringreduce.job.process_sets import ProcessSet, global_process_set, group_of
 from ringreduce.torch.profiling import profiled, ranged
-from ringreduce.torch.tensors import in_place, lacks_memory, no_memory, on_stream, refusal, source
+from ringreduce.torch.tensors import in_place, lacks_memory, no_memory, on_stream, refusal, shares_elements, source
 from ringreduce.torch.tracing import BLOCKS, untraced
 
 Named: TypeAlias = tuple[str | None, torch.Tensor]
@@ -41,7 +41,8 @@ def broadcast_parameters(
 
     Raises:
         InvalidArgumentError: params is something else, or has an entry that is no tensor, such as what a module's
-            get_extra_state() returns, or a sparse tensor, or one without memory of its own, such as a DTensor.
+            get_extra_state() returns, or a sparse tensor, or one without memory of its own, such as a DTensor, or one
+            whose elements share memory, as after expand().
         MismatchError: the ranks give other numbers of tensors: none is overwritten.
     """
     named: list[Named]
@@ -64,6 +65,11 @@ def broadcast_parameters(
             raise InvalidArgumentError(f"broadcast_parameters: {what}: {refusal(tensor)}")
         if lacks_memory(tensor):
             raise no_memory(tensor)
+        if shares_elements(tensor):
+            raise InvalidArgumentError(
+                f"broadcast_parameters: {what} has elements that share memory (expand()), so that the root's values "
+                "cannot be written to it: make it a tensor of its own, by clone(), on all ranks"
+            )
     check_number("broadcast_parameters", len(named), root_rank, process_set)
     submit = profiled(group_of(process_set)).broadcast_async
     root = process_set.position(root_rank, "broadcast")
@@ -138,7 +144,8 @@ def broadcast_optimizer_state(
             torch.empty_strided(shape, strides, dtype=dtype, device=gpu if is_cuda else "cpu")
             for shape, strides, dtype, is_cuda in layout
         ]
-    broadcast_parameters(tensors, root_rank, process_set)
+    sent = [tensor.contiguous() if shares_elements(tensor) else tensor for tensor in tensors]  # of the root alone
+    broadcast_parameters(sent, root_rank, process_set)
     if not is_root:
         if not is_in_shards:
             getattr(optimizer, "state_of_shards", {}).clear()

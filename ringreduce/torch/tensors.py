@@ -111,6 +111,12 @@ def lacks_memory(tensor: torch.Tensor) -> bool:
         return True
 
 
+def shares_elements(tensor: torch.Tensor) -> bool:
+    """Whether several elements are one in memory, as after expand(): torch refuses to write such a tensor."""
+    is_repeated = any(stride == 0 and count > 1 for stride, count in zip(tensor.stride(), tensor.shape, strict=True))
+    return is_repeated and tensor.numel() > 0
+
+
 def no_memory(tensor: torch.Tensor) -> InvalidArgumentError:
     """What a tensor is that has elements and no memory, and what to use in its place."""
     if is_transformed(tensor):

@@ -360,6 +360,29 @@ def test_sparse_state_of_the_root(run_ranks: Callable[..., Any]) -> None:
     run_ranks(share_sparse_state, 2, env={"RINGREDUCE_TIMEOUT": "60"})
 
 
+def broadcast_expanded() -> None:
+    """A tensor whose elements share memory cannot be overwritten: refused before the others are, but sent as state."""
+    with hvd.init() as world:
+        module = torch.nn.Linear(2, 1)
+        module.register_buffer("scale", torch.full((1, 2), float(world.rank)).expand(3, 2))
+        for params, what in ((module.state_dict(), "'scale'"), (list(module.state_dict().values()), "entry 2")):
+            before = [parameter.detach().clone() for parameter in module.parameters()]
+            with pytest.raises(hvd.InvalidArgumentError, match=rf"{what}.*share memory \(expand\(\)\).*clone\(\)"):
+                hvd.broadcast_parameters(params, root_rank=1)
+            assert all(map(torch.equal, module.parameters(), before))
+        kept = {"one": torch.ones(1).expand(1, 1), "none": torch.ones(1, 0).expand(4, 0)}  # nothing is shared there
+        hvd.broadcast_parameters(kept, root_rank=1)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+        if world.rank == 1:
+            optimizer.state[module.weight]["scale"] = module.scale
+        hvd.broadcast_optimizer_state(optimizer, root_rank=1)
+        assert optimizer.state[module.weight]["scale"].tolist() == [[1.0, 1.0]] * 3
+
+
+def test_what_has_elements_in_the_same_memory(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(broadcast_expanded, 2, env={"RINGREDUCE_TIMEOUT": "60"})
+
+
 def share_a_lambda() -> None:
     with hvd.init() as world:
         weight = torch.nn.Parameter(torch.ones(2))
