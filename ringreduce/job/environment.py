@@ -9,7 +9,7 @@ launcher names its job nowhere, /proc for the process that started the ranks. An
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from operator import index
 from typing import NamedTuple
@@ -21,6 +21,8 @@ Environ = Mapping[str, str]
 
 BY_PARENT = "parent-"
 """How the name of a job begins that is known by the process that has started the ranks."""
+TORCH_PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+TORCH_MARK = "_RINGREDUCE_TORCH_PLACE"
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,23 @@ def launcher_size(environ: Environ = os.environ) -> tuple[str, int] | None:
     return None if launcher is None else (launcher.source, _first_integer(launcher, launcher.size, environ)[1])
 
 
+def tell_torch(rank: int, size: int, local_rank: int, local_size: int, environ: MutableMapping[str, str]) -> None:
+    """Sets the variables by which Accelerate and Transformers know a rank, where no launcher has set one of them.
+
+    TORCH_MARK repeats their values, so that this process, and those that it starts, do not take this job for one of
+    torchrun's: detect() leaves such variables out, ringrun keeps them from its ranks, and a job within sets its own.
+    """
+    if is_told_by_us(environ) or not any(name in environ for name in TORCH_PLACE):
+        told = [str(value) for value in (rank, size, local_rank, local_size)]
+        environ.update(zip(TORCH_PLACE, told, strict=True))
+        environ[TORCH_MARK] = " ".join(told)
+
+
+def is_told_by_us(environ: Environ) -> bool:
+    """Whether the values of TORCH_PLACE are those of tell_torch(), here or in the process that has started this one."""
+    return environ.get(TORCH_MARK) == " ".join(environ.get(name, "") for name in TORCH_PLACE)
+
+
 def rendezvous_secret(environ: Environ = os.environ) -> tuple[str, bytes] | None:
     """The job's name and secret from RINGREDUCE_RENDEZVOUS="name:hex secret", or None when it is not set.
 
@@ -185,6 +204,8 @@ def _from_arguments(rank: int | None, size: int | None, environ: Environ) -> Pla
 
 def _launcher(environ: Environ) -> Launcher | None:
     found = [known for known in _LAUNCHERS if all(mark in environ for mark in known.marks)]
+    if is_told_by_us(environ):
+        found = [known for known in found if known.marks != _RANK_ALONE.marks]
     mpi = next((known for known in found if known.source in _OF_MPI), None)
     if found and found[0] is _TORCHRUN and mpi is not None:
         return _nearer(found[0], mpi, environ)
@@ -354,6 +375,7 @@ _TORCH = (("RANK",), ("WORLD_SIZE",), "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_R
 # Slurm's marks include the step: in a batch script, outside srun, there is no step and the process is alone.
 # RANK and WORLD_SIZE are common words: both must be there before they are believed, and MPI's names win over them.
 _TORCHRUN = Launcher("torchrun", ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"), *_TORCH)
+_RANK_ALONE = Launcher("torchrun", ("RANK", "WORLD_SIZE"), *_TORCH)
 _OF_MPI = frozenset(("openmpi", "pmix", "mpich"))
 _LAUNCHERS = (
     _of("RINGREDUCE_", "ringrun", ("RINGREDUCE_RANK",), _ringrun_job),
@@ -363,7 +385,7 @@ _LAUNCHERS = (
     Launcher("mpich", ("PMI_RANK", "MPI_LOCALNRANKS"), ("PMI_RANK",), _PMI_SIZE,
              "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "", "", _pmi_job),
     Launcher("mpich", ("PMI_RANK",), ("PMI_RANK",), _PMI_SIZE, *_SLURM_PLACE, _pmi_job),  # srun --mpi=pmi2
-    Launcher("torchrun", ("RANK", "WORLD_SIZE"), *_TORCH),
+    _RANK_ALONE,
     Launcher("slurm", ("SLURM_PROCID", "SLURM_STEP_ID"), ("SLURM_PROCID",), _SLURM_SIZE, *_SLURM_PLACE, _slurm_job),
     _of("HOROVOD_", "horovod", ("HOROVOD_RANK",), _horovod_job),
 )  # fmt: skip

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ringreduce.errors import InvalidArgumentError
+from ringreduce.job.environment import TORCH_MARK, TORCH_PLACE, is_told_by_us
 from ringreduce.job.tcp.agents_secret import is_of_an_agent
 
 PREFIXES = (
@@ -33,6 +34,8 @@ def without_places(environ: Mapping[str, str]) -> dict[str, str]:
     """All variables but those of another job. Its agents (remote/agent.py) have also said where its rank 0 listens."""
     of_agent = is_of_an_agent(environ.get("RINGREDUCE_SECRET_FILE", ""))
     others = PLACES | {"RINGREDUCE_SECRET_FILE", "RINGREDUCE_ADDRESS"} if of_agent else PLACES
+    if is_told_by_us(environ):
+        others = others.union(TORCH_PLACE, [TORCH_MARK])
     return {name: value for name, value in environ.items() if name not in others}
 
 

@@ -16,7 +16,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 import ringreduce
 from ringreduce import config, state
 from ringreduce.errors import InvalidArgumentError
-from ringreduce.job import collective_json, store_rendezvous
+from ringreduce.job import collective_json, environment, store_rendezvous
 from ringreduce.job.handshake import told_error
 from ringreduce.job.tcp.job import ERROR_CHARS, LOOPBACK
 from ringreduce.job.tcp.listening_ports import listening
@@ -32,7 +32,9 @@ def rendezvous(
 ) -> Iterator[tuple[Any, int, int]]:
     """What torch calls for the URL: yields (store, rank, size), once. Collective over the job.
 
-    Calls ringreduce.init(), and leaves the job running: hvd's functions may be used beside torch's.
+    Calls ringreduce.init(), and leaves the job running: hvd's functions may be used beside torch's. Sets RANK,
+    WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE where the launcher has set none of them: Accelerate and Transformers
+    look at these alone, and would train one model on each rank.
 
     Raises:
         InvalidArgumentError: a rank or world_size other than the job's was given; rank 0 has no address that the other
@@ -67,6 +69,7 @@ def rendezvous(
             raise told_error(one["kind"], f"{me}: told by rank {other}: {one['error']}")
     if told["secret"]:
         store_rendezvous.remember_secret(bytes.fromhex(told["secret"]))
+    environment.tell_torch(world.rank, world.size, ringreduce.local_rank(), ringreduce.local_size(), os.environ)
     yield store, world.rank, world.size
     raise RuntimeError("a second rendezvous at the same URL is not possible; call init_process_group() again")
 

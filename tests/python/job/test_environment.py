@@ -15,7 +15,14 @@ from processes import completed
 from ranks import clean_environment
 
 from ringreduce.errors import InvalidArgumentError, UnavailableError
-from ringreduce.job.environment import Placement, detect, name_across_hosts, rendezvous_secret, spans_hosts
+from ringreduce.job.environment import (
+    Placement,
+    detect,
+    name_across_hosts,
+    rendezvous_secret,
+    spans_hosts,
+    tell_torch,
+)
 
 RINGRUN = {
     "RINGREDUCE_RANK": "1",
@@ -148,6 +155,34 @@ def test_arguments_win() -> None:
 
 def without(environ: dict[str, str], name: str) -> dict[str, str]:
     return {key: value for key, value in environ.items() if key != name}
+
+
+def told(environ: dict[str, str], place: tuple[int, int, int, int]) -> dict[str, str]:
+    """A rank's variables after init_process_group("ringreduce", init_method="ringreduce://")."""
+    environ = dict(environ)
+    tell_torch(*place, environ)
+    return environ
+
+
+@pytest.mark.parametrize(("environ", "place"), [row[1:] for row in PLACES], ids=[row[0] for row in PLACES])
+def test_what_frameworks_of_torch_are_told_names_no_launcher(environ: dict[str, str], place: Placement) -> None:
+    after = told(environ, (place.rank, place.size, place.local_rank, place.local_size))
+    assert detect(environ=after, network=False) == place
+
+
+def test_only_what_no_launcher_has_set_is_told() -> None:
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    outer = told(SLURM, (3, 4, 1, 2))
+    assert [outer[name] for name in names] == ["3", "4", "1", "2"]
+    assert told(TORCHRUN, (0, 9, 0, 9)) == TORCHRUN
+    assert told({"RANK": "3"}, (0, 9, 0, 9)) == {"RANK": "3"}
+    inner = told(outer, (0, 3, 0, 3))  # a job that a rank has started
+    assert [inner[name] for name in names] == ["0", "3", "0", "3"]
+    torchrun = outer | TORCHRUN
+    assert told(torchrun, (0, 9, 0, 9)) == torchrun
+    assert detect(environ=torchrun, network=False).source == "torchrun"
+    by_hand = outer | {"RANK": "0", "WORLD_SIZE": "2"}
+    assert detect(environ=by_hand, network=False).source == "torchrun"
 
 
 BAD = [

@@ -100,6 +100,14 @@ def test_ranks_within_a_rank_of_several_hosts_have_none_of_the_outer_jobs_variab
     assert ringrun("-np", "1", *show, env=users).stdout == "192.0.2.1:7 /home/me/secret\n"
 
 
+def test_ranks_within_a_rank_do_not_have_what_that_rank_told_torch() -> None:
+    show = ["sh", "-c", 'echo "$RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE"']
+    outer = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4"}
+    told = outer | {"_RINGREDUCE_TORCH_PLACE": "0 4 0 4"}
+    assert ringrun("-np", "2", *show, env=told).stdout == "   \n" * 2
+    assert ringrun("-np", "1", *show, env=outer).stdout == "0 4 0 4\n"  # the user's
+
+
 def test_each_job_has_a_secret_of_its_own() -> None:
     secrets = {ringrun("-np", "1", "printenv", "RINGREDUCE_RENDEZVOUS").stdout.strip() for _ in range(2)}
     assert len(secrets) == 2

@@ -364,3 +364,55 @@ def test_launchers(launcher: list[str], arguments: list[str], tmp_path: Path) ->
     )
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split("\n")[:-1]) == [f"{r}/2 ringreduce [3.0, 3.0, 3.0]" for r in range(2)]
+
+
+TOLD = """
+    import os, subprocess, sys, torch.distributed as dist, ringreduce.torch as hvd
+
+    def said():
+        return [os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
+
+    before = said()
+    dist.init_process_group("ringreduce", init_method="ringreduce://")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    assert before == [None] * 4, before
+    assert said() == [str(value) for value in (rank, size, rank, size)], said()
+    dist.destroy_process_group()
+    hvd.shutdown()
+    hvd.init()
+    assert (hvd.rank(), hvd.size()) == (rank, size)
+    print(f"{rank} of {size}\\n", end="", flush=True)
+    if size == 2 and rank == 0:  # of inner ranks, the one of this rank's own number is the first to be mistaken
+        done = subprocess.run([sys.executable, "-m", "ringreduce.launch.ringrun", "-np", "3", sys.executable, __file__])
+        assert done.returncode == 0
+"""
+
+
+def test_frameworks_are_told_a_place_that_neither_this_job_nor_one_within_mistakes(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(TOLD))
+    done = completed(
+        [sys.executable, "-m", "ringreduce.launch.ringrun", "-np", "2", sys.executable, str(script)],
+        env=clean_environment() | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")[:-1]) == ["0 of 2", "0 of 3", "1 of 2", "1 of 3", "2 of 3"]
+
+
+LAUNCHED = """
+    import os, torch.distributed as dist, ringreduce.torch
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    before = [os.environ[name] for name in names]
+    dist.init_process_group("ringreduce", init_method="ringreduce://")
+    assert [os.environ[name] for name in names] == before
+"""
+
+
+def test_what_a_launcher_has_told_stays(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(LAUNCHED))
+    done = completed(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)],
+        env=clean_environment() | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr

@@ -3,11 +3,15 @@
 import importlib.util
 import os
 import socket
+import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import completed
+from ranks import clean_environment
 
 torch = pytest.importorskip("torch")
 
@@ -116,6 +120,30 @@ def with_accelerate(path: str) -> None:
     assert dist.get_backend() == "ringreduce"
     accelerator.end_training()  # destroys the process group too
     assert not dist.is_initialized()
+
+
+RECIPE = """
+    import accelerate, torch, ringreduce.torch
+
+    torch.distributed.init_process_group("ringreduce", init_method="ringreduce://")
+    accelerator = accelerate.Accelerator(cpu=True)
+    total = accelerator.reduce(torch.tensor([1.0 + accelerator.process_index])).item()
+    print(f"{accelerator.process_index} of {accelerator.num_processes}: {total}\\n", end="", flush=True)
+    accelerator.end_training()
+"""
+
+
+def test_accelerate_under_ringrun_trains_one_model(tmp_path: Path) -> None:
+    if importlib.util.find_spec("accelerate") is None:
+        pytest.skip("accelerate is not installed")
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(RECIPE))
+    done = completed(
+        [sys.executable, "-m", "ringreduce.launch.ringrun", "-np", "2", sys.executable, str(script)],
+        env=clean_environment() | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")[:-1]) == ["0 of 2: 3.0", "1 of 2: 3.0"]
 
 
 def rank_of() -> int:
