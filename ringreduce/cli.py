@@ -12,7 +12,7 @@ from ringreduce.errors import Error
 USAGE = """\
 usage: ringreduce COMMAND [options]
 
-  run       run a program on N ranks of this host (the same as ringrun)
+  run       run a program on N ranks, of this host or of several by -H (the same as ringrun)
   bench     measure collectives and check their results
   tune      measure what the machine takes for all-reduces, and write the best sizes to a plan file
   doctor    show what this build and this machine have, and test it

@@ -78,9 +78,10 @@ def parser(prog: str = "ringrun") -> argparse.ArgumentParser:
     add("--hostfile", "-hostfile", metavar="FILE", help='the same as lines "host slots=N"')
     add(
         "--transport",
-        choices=("auto", "shm", "tcp", "mpi"),
-        help="how ranks are linked; shm (shared memory) is auto's choice today; mpi: mpirun starts the ranks; tcp: by "
-        "TCP, as if each rank were a host, to try or to compare",
+        choices=("auto", "shm", "shm+tcp", "tcp", "mpi"),
+        help="how ranks are linked; auto (the default) and shm+tcp: by shared memory within a host, by TCP between "
+        "hosts; shm: by shared memory, and all on one host; tcp: by TCP, as if each rank were a host, to try or to "
+        "compare; mpi: mpirun starts the ranks, and MPI connects the hosts",
     )
     add("--ssh-args", metavar="WORDS", help='more options for ssh: --ssh-args="-J gateway -o Compression=yes"')
     add("-p", "--ssh-port", type=int, metavar="PORT", help="the port of the hosts' ssh servers (22)")

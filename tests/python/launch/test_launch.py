@@ -168,6 +168,7 @@ def test_options_that_become_variables() -> None:
         "RINGREDUCE_INIT_TIMEOUT=7.5",
         "RINGREDUCE_TRANSPORT=shm",
     ]
+    assert ringrun("-np", "1", "--transport", "shm+tcp", *show).stdout == "RINGREDUCE_TRANSPORT=shm+tcp\n"
     assert ringrun("-np", "1", *show).stdout == ""
     # What is given on the command line counts more than the environment.
     environ = {"RINGREDUCE_LOG_LEVEL": "fatal", "RINGREDUCE_STALL_WARNING": "9"}
