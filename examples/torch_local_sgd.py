@@ -78,7 +78,7 @@ def main() -> None:
 
     accuracy = correct(model, test_images, test_labels) / len(test_images)
     if hvd.rank() == 0:
-        kilobytes = sent / (options.epochs * steps) / 1e3
+        kilobytes = sent / max(1, options.epochs * steps) / 1e3
         print(f"{options.method}: test accuracy {accuracy:.4f}, {kilobytes:.2f} kB of tensors a step and rank")
         if options.json:
             result = {"method": options.method, "every": options.every, "ranks": hvd.size(), "accuracy": accuracy}

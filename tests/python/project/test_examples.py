@@ -113,6 +113,13 @@ def test_gradients_in_fewer_bytes(method: str, data: Path, tmp_path: Path) -> No
     assert 0 < loss < 10
 
 
+def test_local_sgd_of_no_epochs(data: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    output = tmp_path / "result.json"
+    lines_of("torch_local_sgd.py", "--epochs", "0", "--json", str(output), data=data)
+    assert json.loads(output.read_text())["steps"] == 0
+
+
 @pytest.mark.parametrize("batch_size", ["1", "7"])
 def test_local_sgd_refuses_a_batch_that_ranks_cannot_share(batch_size: str, data: Path) -> None:
     pytest.importorskip("torch")
