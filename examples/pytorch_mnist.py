@@ -27,7 +27,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients as float16")
     parser.add_argument("--use-adasum", action="store_true", help="combine gradients by Adasum instead of averaging")
     parser.add_argument("--gradient-predivide-factor", type=float, default=1.0)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.use_adasum and args.gradient_predivide_factor != 1:
+        parser.error("--gradient-predivide-factor divides an average: leave it out with --use-adasum")
+    return args
 
 
 class Net(torch.nn.Module):
@@ -87,6 +90,11 @@ def test(model: Net, loader: DataLoader) -> tuple[float, float]:
 def main() -> None:
     args = arguments()
     hvd.init()
+    lower = 1 << hvd.size().bit_length() - 1
+    if args.use_adasum and hvd.size() != lower:
+        raise SystemExit(
+            f"--use-adasum takes a power of two of ranks: start {lower} or {2 * lower} ranks instead of {hvd.size()}"
+        )
     torch.manual_seed(args.seed)
 
     data = fashion_mnist.load()

@@ -82,6 +82,25 @@ def test_a_script_in_horovods_shape_counts_each_test_image_once(data: Path) -> N
     assert three == pytest.approx(alone, abs=1.01e-4), lines  # the last digit of the loss
 
 
+@pytest.mark.parametrize(
+    ("ranks", "options", "text"),
+    [
+        (3, (), "--use-adasum takes a power of two of ranks: start 2 or 4 ranks instead of 3"),
+        (2, ("--gradient-predivide-factor", "2"), "--gradient-predivide-factor divides an average: leave it out with"),
+    ],
+)
+def test_adasum_is_refused_before_data_is_loaded(
+    ranks: int, options: tuple[str, ...], text: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    environ = clean_environment() | {"RINGREDUCE_DATA": str(tmp_path / "missing")}  # loading would fail otherwise
+    script = [EXAMPLES / "pytorch_mnist.py", "--use-adasum", *options]
+    done = completed([RINGRUN, "-np", str(ranks), sys.executable, *script], env=environ)
+    assert done.returncode in (1, 2), done.stderr
+    assert text in done.stderr
+    assert "missing" not in done.stderr
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("method", ["synchronous", "post-local", "diloco", "streaming"])
 def test_local_sgd(method: str, ranks: int, data: Path, tmp_path: Path) -> None:
