@@ -106,7 +106,7 @@ class Context {
   void throw_if_shut_down() const;
   bool is_in_transit() const { return groups_.is_in_transit(); }
   DeadlockTimeout& deadlock_timeout() { return *deadlock_timeout_; }
-  std::string calls_text() const { return groups_.calls_text(); }  // what this rank has called last, in words
+  std::string calls_text() const { return groups_.calls_text(); }        // what this rank has called last, in words
   const RankStatuses& statuses() const { return answers_->statuses(); }  // questions to ranks: where they stand
   void set_where(WhereInProgram where) { answers_->set_where(where); }
   // What every rank waits for, once all are found to wait for ever (DeadlockTimeout); "" as long as they are not.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cctype>
+#include <optional>
 #include <utility>
 
 #include "base/never_destroyed.h"
@@ -127,14 +128,18 @@ OperationPtr Calls::submit(const Call& call, const Member& member, bool is_async
 
 // An operation that failed under its waiter may still be in the hands of another thread, which reads and writes the
 // caller's memory: in those of the engine, that sees the failure a little later.
-bool Calls::abandon(const Member& member, const OperationPtr& operation, bool can_keep) {
+void Calls::abandon(const Member& member, const OperationPtr& operation, Deadline deadline) {
   const auto is_let_go = [&] {
     if (operation->state.load(std::memory_order_acquire) != State::kPending) return true;
-    member.context->try_progress();
-    member.group->poll(*operation);
+    try {
+      member.context->try_progress();
+      member.group->poll(*operation);
+    } catch (const std::exception&) {
+      return false;  // of another operation, or what has failed this one
+    }
     return operation->quick;  // it is only touched by the poll, under a lock
   };
-  return poll_until(is_let_go, Deadline::after_s(can_keep ? kLetGoS : kLetGoOfLentS));
+  poll_until(is_let_go, deadline);
 }
 
 // here: from before the wait. The job may have ended meanwhile, and the operations' memory is to be kept all the same.
@@ -154,9 +159,10 @@ std::vector<OperationPtr> Calls::run(const std::vector<Call>& calls, Interrupt i
   const SignalWatch watch;  // after what a forked child fails at: another thread may have had the watch's lock
   std::vector<OperationPtr> operations;
   std::exception_ptr error;
-  bool are_let_go = true;
+  std::optional<Deadline> let_go;  // one for all
   const auto abandon_from = [&](size_t first, size_t end) {
-    for (size_t i = first; i < end; ++i) are_let_go = abandon(members[i], operations[i], can_keep) && are_let_go;
+    if (!let_go) let_go = Deadline::after_s(kLetGoS);
+    for (size_t i = first; i < end; ++i) abandon(members[i], operations[i], *let_go);
   };
   const auto end_interrupted = [&](const Call& call, const Interrupted& signal) {
     const std::string what = described(call);
@@ -184,7 +190,6 @@ std::vector<OperationPtr> Calls::run(const std::vector<Call>& calls, Interrupt i
       abandon_from(i, i + 1);
     }
   }
-  if (error != nullptr && !are_let_go && can_keep) throw InterruptedCall(failure_of(error).text, std::move(operations));
   if (error != nullptr) std::rethrow_exception(error);
   return operations;
 }

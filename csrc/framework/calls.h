@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/errors.h"
 #include "base/threads_inside.h"
 #include "engine/context.h"
@@ -69,11 +70,10 @@ class Calls {
   static bool drain(double timeout_s);
 
   // The operations, finished, in the order of the calls, which are all submitted before the first is waited for. Raises
-  // the first error, once nothing here touches the callers' memory any more. With an interrupt, called now and then
-  // while it blocks, that throws Interrupted: InterruptedCall, at once. With the same, where an operation that has
-  // failed is not let go of in time.
-  // can_keep: whoever catches InterruptedCall keeps the memory of its operations. Else this rank is lost for all others
-  // at an interrupt, and InterruptedCall, which has no operations then, comes when the memory is let go of.
+  // the first error, once nothing here touches the callers' memory any more, for which it waits 60 s. With an
+  // interrupt, called now and then while it blocks, that throws Interrupted: InterruptedCall, at once. can_keep:
+  // whoever catches InterruptedCall keeps the memory of its operations. Else this rank is lost for all others at an
+  // interrupt, and InterruptedCall, which has no operations then, comes when the memory is let go of.
   std::vector<OperationPtr> run(const std::vector<Call>& calls, Interrupt interrupt = nullptr, bool can_keep = true);
   int join(int process_set, Interrupt interrupt = nullptr);  // the rank of the world that joined last
   Position place() const;
@@ -128,8 +128,7 @@ class Calls {
   // what: that this rank has waited in. outcome: what has become of the operations.
   [[noreturn]] static void interrupted(const Position& here, const std::string& what, const char* by,
                                        const std::string& outcome, std::vector<OperationPtr> operations);
-  // False: another thread still has it.
-  static bool abandon(const Member& member, const OperationPtr& operation, bool can_keep);
+  static void abandon(const Member& member, const OperationPtr& operation, Deadline deadline);
 
   std::unique_ptr<Table> table_;
   std::vector<std::unique_ptr<Table>> left_;  // the parent's, in a forked child

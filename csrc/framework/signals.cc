@@ -29,7 +29,7 @@ struct Watched {
 
 std::array<Watched, 2> watched = {{{SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}}};
 std::atomic<uint32_t> ended{0};  // waits that a signal has ended
-SignalHandlers python = {nullptr, nullptr};
+SignalHandlers python = {nullptr, nullptr, nullptr};
 thread_local SignalWatch* current = nullptr;
 
 extern "C" void on_signal(int number, siginfo_t* info, void* context) {
@@ -109,6 +109,8 @@ void SignalWatch::look() {
 
 void SignalWatch::look_outside_python() {
   if (python.run_and_raise == nullptr || current == nullptr) return;
+  // It may have come before this wait, while the framework computed.
+  if (is_main_thread() && python.is_interrupt_pending()) end("SIGINT");
   if (ended.load() != current->ended_) throw Interrupted("a signal");
   for (int i = 0; i < kCount; ++i) {
     const Watched& one = watched[static_cast<size_t>(i)];

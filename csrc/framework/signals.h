@@ -19,6 +19,7 @@ struct Interrupted : std::runtime_error {
 struct SignalHandlers {
   bool (*run_and_raise)();          // on the main thread: runs pending ones; true when one has raised, which is kept
   bool (*interrupts_by_raising)();  // whether that of SIGINT is the one that raises KeyboardInterrupt
+  bool (*is_interrupt_pending)();   // on the main thread: that it is, and will run when Python goes on
 };
 
 // From now on signals are noticed, where they have handlers, which run as before.

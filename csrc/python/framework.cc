@@ -38,7 +38,15 @@ bool is_ctrl_c_an_exception() {
   return signal.attr("getsignal")(SIGINT).is(signal.attr("default_int_handler"));
 }
 
-constexpr SignalHandlers kPythonsHandlers = {run_signal_handlers, is_ctrl_c_an_exception};
+bool is_ctrl_c_pending() {
+  if (!is_ctrl_c_an_exception()) return false;
+  const py::gil_scoped_acquire gil;
+  if (PyOS_InterruptOccurred() == 0) return false;
+  PyErr_SetInterrupt();  // the question has taken it away
+  return true;
+}
+
+constexpr SignalHandlers kPythonsHandlers = {run_signal_handlers, is_ctrl_c_an_exception, is_ctrl_c_pending};
 
 }  // namespace
 

@@ -170,8 +170,10 @@ def _close_before_finalize(MPI: Any) -> None:
 
     @functools.wraps(finalize)
     def close_and_finalize() -> None:
-        close_all()
-        finalize()
+        try:
+            close_all()
+        finally:
+            finalize()
 
     MPI.Finalize = close_and_finalize
     keyval = MPI.Comm.Create_keyval(delete_fn=lambda *_: close_all())

@@ -1,5 +1,7 @@
 // Leaders and messages between hosts that come late, forced one by one: a test holds a link, or stops the thread of a
 // leader, and lets it go when the others have come as far as they can.
+#include <array>
+
 #include "doctest/doctest.h"
 #include "support/loopback_links.h"
 
@@ -218,6 +220,40 @@ TEST_CASE("late: a timeout of what every rank has announced names the leader tha
     expect_contains(error, "every rank has submitted it, but rank(s) " + silent + " of other hosts do not answer");
   };
   CHECK_NOTHROW(run_hosts({0, 1, 2}, body, 64, 8192, nullptr, mute));
+}
+
+TEST_CASE("late: a timeout in a process set blames no leader that another rank was to pass the question on to") {
+  const Environment environment{{"RINGREDUCE_TIMEOUT", "2"}};
+  const std::vector<int> members = {0, 2};
+  const size_t nbytes = ControlSegment::nbytes(2, 64);
+  const std::array<Fd, 3> segments = {create_memfd("of rank 0", nbytes), Fd(), create_memfd("of rank 2", nbytes)};
+  std::atomic<bool> is_stopped{false};  // rank 1, the world's leader on the host of rank 2
+  const std::atomic<bool> always{true};
+  std::atomic<int> decided{0}, over{0};
+  const Wrap mute = [&](std::unique_ptr<Link> end, int rank, int, int channel) -> std::unique_ptr<Link> {
+    if (rank == 1) return std::make_unique<MutedLink>(std::move(end), is_stopped);
+    if (rank == 2 && group_of(channel) == 1 && !carries_control(channel))
+      return std::make_unique<MutedLink>(std::move(end), always);
+    return end;
+  };
+  const auto body = [&](Rank& rank) {
+    if (rank.rank == 1) {
+      wait_for([&] { return decided.load() == 2; });
+      is_stopped = true;
+      wait_for([&] { return over.load() == 2; });
+      is_stopped = false;
+      return;
+    }
+    Group& set = *rank.context.add_group(segments[static_cast<size_t>(rank.rank)].get(), members, 1, nullptr);
+    const Sum sum = start_sum(rank, set, 1 << 18, 1, "x");
+    wait_for([&] { return set.negotiation().requests().is_decided(sum.operation->ticket); });
+    ++decided;
+    const std::string error = raised<TimeoutError>([&] { finish_sum(set, sum); });
+    expect_contains(error, "every rank has submitted it, so one of them is stuck in it");
+    ++over;
+    wait_for([&] { return over.load() == 2; });
+  };
+  CHECK_NOTHROW(run_hosts({0, 1, 1}, body, 64, 8192, nullptr, mute));
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ constexpr double kUnderWayS = 60.0;
 constexpr double kSilentHereS = 5.0;
 constexpr double kSilentElsewhereS = 30.0;
 constexpr int64_t kFreshNs = 3'000'000'000;
-constexpr double kAnswerS = 1.0;  // a leader that looks around has answered in a third of this
+constexpr double kAnswerS = 2.0;  // a leader waits 1 s for Python's lock, and its answer has half a second to come
 
 uint64_t hash_of(const std::vector<int>& ranks) {
   uint64_t hash = 0;
@@ -37,7 +37,7 @@ void LateOperations::look(Operation& operation, double age_s) {
   const bool is_over = warning_s <= 0 || operation.warned.load(std::memory_order_relaxed);
   if (is_over && !asks_for_timeout) return;
   const std::vector<int> ranks = waits_for(operation);
-  if (asks_for_timeout && ranks.empty()) {
+  if (asks_for_timeout && ranks.empty() && operation.peer != kAnyPeer) {
     const std::vector<int> leaders = leaders_elsewhere();
     ask(leaders, leaders.size());
   } else if (asks_for_timeout) {
@@ -77,12 +77,18 @@ std::vector<int> LateOperations::waits_for(const Operation& operation) const {
   return missing;
 }
 
+// Questions go from the world's leader here to the world's leader there. Who is not asked, as one of these two is no
+// member, is not found silent.
 std::vector<int> LateOperations::leaders_elsewhere() const {
   const Hosts& hosts = parts_.from.hosts;
+  const Hosts& of_world = parts_.context.world().hosts();
+  const std::vector<int>& members = parts_.from.world_ranks;
   std::vector<int> ranks;
+  if (!hosts.several() || members[static_cast<size_t>(hosts.leader_here())] != of_world.leader_here()) return ranks;
   for (int r = 0; r < parts_.from.size(); ++r) {
-    const bool leads = hosts.several() && hosts.leader(hosts.of[static_cast<size_t>(r)]) == r;
-    if (leads && !hosts.is_here(r)) ranks.push_back(parts_.from.world_ranks[static_cast<size_t>(r)]);
+    const int rank = members[static_cast<size_t>(r)];
+    const bool leads = of_world.leader(of_world.of[static_cast<size_t>(rank)]) == rank;
+    if (leads && !hosts.is_here(r)) ranks.push_back(rank);
   }
   return ranks;
 }

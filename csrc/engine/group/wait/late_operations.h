@@ -25,8 +25,8 @@ class LateOperations {
   void look(Operation& operation, double age_s);
   // What the ranks that it waits for have answered: sentences, each with a space before it. Empty: it waits for none.
   std::string where_they_stand(const Operation& operation) const { return where_they_stand(waits_for(operation)); }
-  // World ranks of the leaders of other hosts that have not answered for a second. They are asked before the timeout of
-  // an operation that every rank has announced.
+  // World ranks of the leaders of other hosts that have not answered for 2 s. They are asked before the timeout of an
+  // operation that every rank has announced.
   std::vector<int> silent_leaders() const;
 
  private:

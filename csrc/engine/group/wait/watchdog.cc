@@ -11,8 +11,8 @@
 namespace rr {
 namespace {
 constexpr int64_t kGraceNs = 5'000'000'000;  // so long what a member has said before it left the world may take
-// Past the timeout who can blame nobody waits so long for a host that can: their operations began at other times.
-constexpr double kOthersTellS = 1.0;
+// Past the timeout who sees no stopped rank waits so long for a host that may: its operation began at another time.
+constexpr double kOthersTellS = 2.0;
 constexpr int64_t kLookNs = 500'000'000;  // a rank that was stopped for longer between two looks has read nothing then
 
 // On the first of several hosts: whether this rank is at an entry of which its leader has not told the others.
@@ -101,9 +101,9 @@ std::optional<std::string> Watchdog::why_late(const Operation& operation, bool i
   const std::string all_have = "every rank has submitted it, ";
   const std::string unresponsive_ranks = list_of(parts_.members.unresponsive(kUnresponsiveS));
   if (!unresponsive_ranks.empty()) return all_have + "but rank(s) " + unresponsive_ranks + " show no sign of life";
+  if (parts_.from.hosts.several() && !is_final) return std::nullopt;
   const std::string silent = list_of(late_.silent_leaders());
   if (!silent.empty()) return all_have + "but rank(s) " + silent + " of other hosts do not answer";
-  if (parts_.from.hosts.several() && !is_final) return std::nullopt;
   return all_have + "so one of them is stuck in it";
 }
 
