@@ -249,9 +249,9 @@ TEST_CASE("late: a timeout in a process set blames no leader that another rank w
     wait_for([&] { return set.negotiation().requests().is_decided(sum.operation->ticket); });
     ++decided;
     const std::string error = raised<TimeoutError>([&] { finish_sum(set, sum); });
-    expect_contains(error, "every rank has submitted it, so one of them is stuck in it");
     ++over;
     wait_for([&] { return over.load() == 2; });
+    expect_contains(error, "every rank has submitted it, so one of them is stuck in it");
   };
   CHECK_NOTHROW(run_hosts({0, 1, 1}, body, 64, 8192, nullptr, mute));
 }

@@ -596,10 +596,10 @@ def test_everyone_makes_as_many_calls_as_the_user_says(monkeypatch: pytest.Monke
     assert replace(cell, warmup=1).warming(10.0) == 1
     monkeypatch.setattr(mpi.Mpi, "build", lambda self: Path("collectives"))
     peer = mpi.Mpi(Installation("mpich", "1.0", "mpirun", "mpicc"))
-    assert peer.job(cell).command[-5:-1] == ["500", "50", "inf", "inf"]
+    assert peer.job(cell).command[-6:-2] == ["500", "50", "inf", "inf"]
     paced = replace(cell, is_paced=True)
-    assert peer.job(paced).command[-5:-1] == ["500", "50", "3.0", "inf"]
-    assert peer.job(replace(paced, is_warmup_given=False)).command[-5:-1] == ["500", "50", "3.0", "3.0"]
+    assert peer.job(paced).command[-6:-2] == ["500", "50", "3.0", "inf"]
+    assert peer.job(replace(paced, is_warmup_given=False)).command[-6:-2] == ["500", "50", "3.0", "3.0"]
 
 
 @pytest.mark.parametrize(

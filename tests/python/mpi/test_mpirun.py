@@ -119,7 +119,7 @@ rank = rr.rank()
 handles = [rr.allreduce_async(np.ones(1_000_000), op=rr.Sum, name=f"g{{i}}") for i in range(12)]
 MPI.COMM_WORLD.Barrier()
 MPI.Finalize()
-say(rank, caught(lambda: [rr.synchronize(handle) for handle in handles]))
+say(rank, [caught(lambda: rr.synchronize(handle)) for handle in handles])
 """
 
 
@@ -140,9 +140,11 @@ def test_mpi4py_first_and_finalized_first(mpi: mpis.Mpi, tmp_path: Path) -> None
 
 def test_mpi_finalized_with_operations_under_way(mpi: mpis.Mpi, tmp_path: Path) -> None:
     """The engine's thread is within MPI then; MPICH 4 ended the job by a mutex that this thread held."""
-    for rank, end in enumerate(ask(mpi, 2, UNDER_WAY, tmp_path, RINGREDUCE_TRANSPORT="mpi")):
-        assert end.startswith("ShutdownError: ")
-        assert f"ringreduce rank {rank}: shutdown() or MPI.Finalize() was called here" in end
+    for rank, ends in enumerate(ask(mpi, 2, UNDER_WAY, tmp_path, RINGREDUCE_TRANSPORT="mpi")):
+        here = rf"ringreduce rank {rank}: shutdown\(\) or MPI\.Finalize\(\) was called here"
+        other = rf"rank {1 - rank} called shutdown\(\) or ended"  # before this rank came to its own call
+        for end in ends:
+            assert end.startswith("no error but ") or re.search(f"^ShutdownError: .*({here}|{other})", end)
 
 
 FORKED = f"""{SAY}

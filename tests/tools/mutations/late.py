@@ -181,4 +181,20 @@ ROWS = (
         "self._interval = basics._report_interval",
         ("test_report_log.py",),
     ),
+    Mutation(
+        "late-leader-not-named",
+        "csrc/engine/group/wait/watchdog.cc",
+        "  if (!silent.empty()) return all_have",
+        "  if (silent.size() == SIZE_MAX) return all_have",
+        ("late_hosts_test::late: a timeout of what every rank has announced",),
+        limit_s=30,
+    ),
+    Mutation(
+        "late-leader-of-a-set",
+        "csrc/engine/group/wait/late_operations.cc",
+        "    if (leads && !hosts.is_here(r)) ranks.push_back(rank);\n",
+        "    if ((leads || !leads) && !hosts.is_here(r)) ranks.push_back(rank);\n",
+        ("late_hosts_test::late: a timeout in a process set",),
+        limit_s=30,
+    ),
 )

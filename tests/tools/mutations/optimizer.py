@@ -466,4 +466,25 @@ ROWS = (
         "        raise\n    rows = ",
         ("test_sync_batch_norm.py::test_beside_a_joined_rank_the_error_names_it",),
     ),
+    Mutation(
+        "kept-gradient-not-found",
+        "ringreduce/torch/optimizer/kept_gradients.py",
+        "if any(first <= address < end for first, end in spans):",
+        "if any(first <= address < first for first, end in spans):",
+        ("test_optimizer_training.py::test_an_optimizer_that_keeps_gradients",),
+    ),
+    Mutation(
+        "older-reducer-stays",
+        "ringreduce/torch/optimizer/owners.py",
+        "        owner.detach()\n",
+        "        del owner\n",
+        ("test_optimizer_changes.py::test_the_newest_optimizer_of_a_parameter_reduces_its_gradient",),
+    ),
+    Mutation(
+        "shard-state-false",
+        "ringreduce/torch/optimizer/shard_state.py",
+        "        return len(self) > 0 or len(self._pieces) > 0\n",
+        "        return len(self) > 0\n",
+        ("test_optimizer_sharded.py::test_torch_distributed_checkpoint",),
+    ),
 )
