@@ -41,8 +41,8 @@ const std::vector<Knob>& knobs() {
       {"RINGREDUCE_ALGORITHM", "name", "auto|two_shot|direct|ring|recursive_doubling|tree", "auto", "",
        "forces the algorithm where it applies; what cannot use it takes auto; the same on all hosts"},
       {"RINGREDUCE_CHUNK", "bytes", "0..1048576", "0", "",
-       "pipelining unit of staged transfers, at least 4096 and 64 for each rank; 0 = calibrated, and 1048576 for "
-       "memory of GPUs"},
+       "pipelining unit of staged transfers; less than 4096, or than 64 for each rank, counts as that; 0 = calibrated, "
+       "and 1048576 for memory of GPUs"},
       {"RINGREDUCE_PLAN", "path", "", "", "",
        "a plan file of `ringreduce tune`: sizes measured for a job of these ranks on these hosts; the same file on all "
        "ranks. Empty: measured at the first init() of its kind"},
