@@ -12,8 +12,9 @@
 namespace rr {
 namespace {
 
-constexpr double kLetGoS = 5;         // the engine looks around four times a second, and lets go of what has failed
-constexpr double kLetGoOfLentS = 60;  // of memory that its owner takes back then
+// The engine looks around four times a second, and lets go of what has failed; a copy that is under way may take
+// longer, and all of this process may be stopped meanwhile.
+constexpr double kLetGoS = 60;
 
 constexpr const char* kStands = "What it has submitted stands";
 
