@@ -227,6 +227,11 @@ xla::Metadata* asked_for_metadata(const xla::CallFrame& frame) {
   return nullptr;
 }
 
+xla::Error* error_of(const xla::CallFrame& frame, const char* text, xla::ErrorCode code) {
+  xla::ErrorCreateArgs args = {sizeof(xla::ErrorCreateArgs), nullptr, text, code};
+  return frame.api->error_create(&args);
+}
+
 template <Kind kind>
 xla::Error* handle(xla::CallFrame* frame) {
   if (xla::Metadata* metadata = asked_for_metadata(*frame); metadata != nullptr) {
@@ -237,12 +242,10 @@ xla::Error* handle(xla::CallFrame* frame) {
     perform(kind, *frame);
     return nullptr;
   } catch (const InterruptedCall& signal) {
-    xla::ErrorCreateArgs args = {sizeof(xla::ErrorCreateArgs), nullptr, signal.what(), xla::kCancelled};
-    return frame->api->error_create(&args);
+    return error_of(*frame, signal.what(), xla::kCancelled);
   } catch (...) {
     const Failure failure = failure_of(std::current_exception());
-    xla::ErrorCreateArgs args = {sizeof(xla::ErrorCreateArgs), nullptr, failure.text.c_str(), code_for(failure.code)};
-    return frame->api->error_create(&args);
+    return error_of(*frame, failure.text.c_str(), code_for(failure.code));
   }
 }
 

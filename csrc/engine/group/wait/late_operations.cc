@@ -98,8 +98,7 @@ std::vector<int> LateOperations::silent_leaders() const {
   const std::lock_guard lock(mutex_);
   std::vector<int> silent;
   for (const int rank : leaders_elsewhere()) {
-    const size_t at = static_cast<size_t>(rank);
-    const Question asked = at < questions_.size() ? questions_[at] : Question();
+    const Question asked = asked_of(rank);
     const RankStatuses& statuses = parts_.context.statuses();
     const auto is_open = [&](uint64_t question) { return question != 0 && !statuses.answer_to(rank, question); };
     if (is_open(asked.number) && (asked.asked_ns < since_ns || is_open(asked.earlier))) silent.push_back(rank);
@@ -118,11 +117,15 @@ void LateOperations::ask(const std::vector<int>& ranks, size_t most) {
   }
 }
 
+LateOperations::Question LateOperations::asked_of(int world_rank) const {
+  const size_t at = static_cast<size_t>(world_rank);
+  return at < questions_.size() ? questions_[at] : Question();
+}
+
 bool LateOperations::is_answer_awaited(const std::vector<int>& ranks) const {
   const std::lock_guard lock(mutex_);
   return std::any_of(ranks.begin(), ranks.end(), [&](int rank) {
-    const size_t at = static_cast<size_t>(rank);
-    const uint64_t question = at < questions_.size() ? questions_[at].number : 0;
+    const uint64_t question = asked_of(rank).number;
     return question != 0 && !parts_.context.statuses().answer_to(rank, question);
   });
 }
@@ -191,8 +194,7 @@ std::string LateOperations::where_they_stand(const std::vector<int>& ranks) cons
   const std::lock_guard lock(mutex_);
   std::string text;
   for (size_t i = 0; i < std::min(ranks.size(), kShownRanks); ++i) {
-    const size_t rank = static_cast<size_t>(ranks[i]);
-    const Question asked = rank < questions_.size() ? questions_[rank] : Question();
+    const Question asked = asked_of(ranks[i]);
     std::optional<std::string> answer;
     for (const uint64_t question : {asked.number, asked.earlier}) {
       if (question != 0 && !answer) answer = parts_.context.statuses().answer_to(ranks[i], question);

@@ -40,6 +40,7 @@ class LateOperations {
   std::vector<int> leaders_elsewhere() const;  // world ranks
   // ranks: what waits_for() has said of the operation at this look.
   void ask(const std::vector<int>& ranks, size_t most = kShownRanks);
+  Question asked_of(int world_rank) const;  // mutex_ held
   bool is_answer_awaited(const std::vector<int>& ranks) const;
   double late_after_s(const Operation& operation, const std::vector<int>& ranks, double age_s);
   bool is_told(const Operation& operation, const std::vector<int>& ranks);
