@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ringreduce.bench.collectives import COLLECTIVES
-from ringreduce.launch.binding import cores_of
+from ringreduce.launch.binding import cores_of, cpu_shares
 from ringreduce.launch.spawn import die_with_parent
 
 MARK = "_RINGREDUCE_BENCH_CELL"
@@ -78,6 +78,11 @@ class Cell:
     def is_bound(self) -> bool:
         """Whether each rank is bound to cores of its own."""
         return self.bind != "none" and not self.oversubscribed
+
+    @property
+    def shares(self) -> list[frozenset[int]]:
+        """The CPUs that each rank binds itself to; empty where it does not, as on other hosts the launcher binds it."""
+        return cpu_shares(self.ranks, self.cores) if self.is_bound and not self.hosts else []
 
     @property
     def on_hwthreads(self) -> bool:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from ringreduce.bench.collectives import COLLECTIVES
 from ringreduce.bench.peers.cell import Absent, Cell, Job, Peer
-from ringreduce.launch.binding import cpu_shares
 from ringreduce.launch.mpi import installations
 from ringreduce.launch.mpi.installations import LIBRARIES, Installation
 from ringreduce.launch.storage import cache
@@ -75,7 +74,7 @@ class Mpi:
         what = [cell.collective, str(cell.count), "1" if cell.in_place else "0"]
         seconds = [str(cell.budget_s), str(cell.warmup_budget_s)]
         how_often = [str(cell.iters), str(cell.warmup)]
-        cpus = ";".join(",".join(map(str, sorted(share))) for share in _shares(cell))
+        cpus = ";".join(",".join(map(str, sorted(share))) for share in cell.shares)
         command = [*self.launch(cell), str(self.build()), *what, *how_often, *seconds, str(cell.ranks), cpus]
         return Job(command, self.installation.environ())
 
@@ -106,11 +105,6 @@ class Mpi:
             subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=COMPILE_TIMEOUT_S)
             draft.rename(program)
         return program
-
-
-def _shares(cell: Cell) -> list[frozenset[int]]:
-    """The CPUs that each rank binds itself to; empty where it does not."""
-    return cpu_shares(cell.ranks, cell.cores) if cell.is_bound and not cell.hosts else []
 
 
 @cache_result

@@ -27,7 +27,6 @@ from ringreduce.bench.oracle import DTYPES
 from ringreduce.bench.peers.cell import Cell
 from ringreduce.bench.percentile import p99
 from ringreduce.job.environment import detect
-from ringreduce.launch.binding import cpu_shares
 
 Array = NDArray[Any]
 
@@ -59,14 +58,15 @@ def main(module: str, text: str) -> int:
     fields = json.loads(text)
     cell = Cell(**{**fields, "cores": tuple(fields["cores"]), "hosts": tuple(map(tuple, fields["hosts"]))})
     name = module if "." in module else f"ringreduce.bench.peers.{module}"
-    place = detect(network=True) if cell.is_bound and not cell.hosts else None
+    shares = cell.shares  # ringrun's too; the launcher may have bound the ranks to others
+    place = detect(network=True) if shares else None
     # Another size where the bench itself runs as a rank of another launcher, such as srun.
     is_placed = place is not None and place.size == cell.ranks
     if place is not None and is_placed:
-        _bind(cell, place.rank)  # before the library starts threads, which inherit it
+        os.sched_setaffinity(0, shares[place.rank])  # before the library starts threads, which inherit it
     endpoint: Endpoint = importlib.import_module(name).connect()
     if place is not None and not is_placed:
-        _bind(cell, endpoint.rank)
+        os.sched_setaffinity(0, shares[endpoint.rank])
     if endpoint.size != cell.ranks:
         raise RuntimeError(f"{module}: {endpoint.size} ranks have met, not {cell.ranks}")
     collective = COLLECTIVES[cell.collective]
@@ -107,11 +107,6 @@ def main(module: str, text: str) -> int:
         print(json.dumps({**{key: value * 1e6 for key, value in micro.items()}, "wrong": int(most_wrong)}), flush=True)
     endpoint.close()
     return 0
-
-
-def _bind(cell: Cell, rank: int) -> None:
-    """To the CPUs that ringrun would bind this rank to; the launcher may have bound it to others."""
-    os.sched_setaffinity(0, cpu_shares(cell.ranks, cell.cores)[rank])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -390,6 +390,15 @@ def test_the_c_program_measures_no_other_size_than_it_is_asked_for(library: str)
     assert (done.returncode, "p50" in done.stdout) == (2, False), done.stdout + done.stderr
 
 
+def even_and_odd_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The even hardware threads are of one core, the odd ones of another."""
+
+    def shares(ranks: int, cpus: Collection[int]) -> list[frozenset[int]]:
+        return cpu_shares(ranks, cpus, lambda cpu: (0, cpu % 2))
+
+    monkeypatch.setattr(peers.cell, "cpu_shares", shares)
+
+
 @pytest.mark.parametrize(
     ("bind", "ranks", "openmpi", "cpus"),
     [
@@ -406,7 +415,7 @@ def test_an_mpi_is_bound_as_ours_is(
 ) -> None:
     """On two cores of two hardware threads each, which are not the machine's first."""
     monkeypatch.setattr(peers.cell, "cores_of", lambda cpus: len(cpus) // 2)
-    monkeypatch.setattr(mpi, "cpu_shares", lambda ranks, cores: cpu_shares(ranks, cores, lambda cpu: (0, cpu % 2)))
+    even_and_odd_cores(monkeypatch)
     monkeypatch.setattr(mpi.Mpi, "build", lambda _: Path("program"))
     cell = replace(CELL, ranks=ranks, cores=(4, 5, 6, 7), bind=bind)
     count = ["-np", str(ranks)]
@@ -497,8 +506,7 @@ def work(
 
 def test_a_peer_is_bound_to_the_same_cores_as_ours_before_it_starts_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = replace(CELL, cores=(0, 1, 2, 3))
-    # Hardware threads 0 and 2 are of one core, 1 and 3 of another.
-    monkeypatch.setattr(worker, "cpu_shares", lambda ranks, cpus: cpu_shares(ranks, cpus, lambda cpu: (0, cpu % 2)))
+    even_and_odd_cores(monkeypatch)
     assert work(monkeypatch, cell, FakeEndpoint(cell)) == [[1, 3], "connect"]
     assert work(monkeypatch, replace(cell, bind="none"), FakeEndpoint(cell)) == ["connect"]
     assert work(monkeypatch, replace(cell, cores=(0,)), FakeEndpoint(cell)) == ["connect"]
