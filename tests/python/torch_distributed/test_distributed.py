@@ -1,16 +1,13 @@
 """The torch.distributed backend: every collective, messages, futures, sub-groups, refusals, stores, launchers."""
 
 import os
-import sys
-import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import completed
-from ranks import clean_environment
+from launched_scripts import RINGRUN, TORCHRUN, said
 from tcp_jobs import tcp_environment
 
 torch = pytest.importorskip("torch")
@@ -348,22 +345,11 @@ SCRIPT = """
 
 
 @pytest.mark.parametrize(
-    ("launcher", "arguments"),
-    [
-        (["torch.distributed.run", "--nproc-per-node", "2"], []),
-        (["ringreduce.launch.ringrun", "-np", "2", sys.executable], ["ringreduce://"]),
-    ],
-    ids=["torchrun", "ringrun"],
+    ("launcher", "arguments"), [(TORCHRUN, []), (RINGRUN, ["ringreduce://"])], ids=["torchrun", "ringrun"]
 )
-def test_launchers(launcher: list[str], arguments: list[str], tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT))
-    done = completed(
-        [sys.executable, "-m", *launcher, str(script), "ringreduce", *arguments],
-        env=clean_environment() | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split("\n")[:-1]) == [f"{r}/2 ringreduce [3.0, 3.0, 3.0]" for r in range(2)]
+def test_launchers(launcher: Sequence[str], arguments: list[str], tmp_path: Path) -> None:
+    lines = said(launcher, SCRIPT, tmp_path, "ringreduce", *arguments)
+    assert lines == [f"{r}/2 ringreduce [3.0, 3.0, 3.0]" for r in range(2)]
 
 
 TOLD = """
@@ -389,14 +375,7 @@ TOLD = """
 
 
 def test_frameworks_are_told_a_place_that_neither_this_job_nor_one_within_mistakes(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(TOLD))
-    done = completed(
-        [sys.executable, "-m", "ringreduce.launch.ringrun", "-np", "2", sys.executable, str(script)],
-        env=clean_environment() | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split("\n")[:-1]) == ["0 of 2", "0 of 3", "1 of 2", "1 of 3", "2 of 3"]
+    assert said(RINGRUN, TOLD, tmp_path) == ["0 of 2", "0 of 3", "1 of 2", "1 of 3", "2 of 3"]
 
 
 LAUNCHED = """
@@ -409,10 +388,4 @@ LAUNCHED = """
 
 
 def test_what_a_launcher_has_told_stays(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(LAUNCHED))
-    done = completed(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)],
-        env=clean_environment() | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    said(TORCHRUN, LAUNCHED, tmp_path)

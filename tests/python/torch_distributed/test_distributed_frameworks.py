@@ -3,15 +3,12 @@
 import importlib.util
 import os
 import socket
-import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import completed
-from ranks import clean_environment
+from launched_scripts import RINGRUN, said
 
 torch = pytest.importorskip("torch")
 
@@ -136,14 +133,7 @@ RECIPE = """
 def test_accelerate_under_ringrun_trains_one_model(tmp_path: Path) -> None:
     if importlib.util.find_spec("accelerate") is None:
         pytest.skip("accelerate is not installed")
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(RECIPE))
-    done = completed(
-        [sys.executable, "-m", "ringreduce.launch.ringrun", "-np", "2", sys.executable, str(script)],
-        env=clean_environment() | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split("\n")[:-1]) == ["0 of 2: 3.0", "1 of 2: 3.0"]
+    assert said(RINGRUN, RECIPE, tmp_path) == ["0 of 2: 3.0", "1 of 2: 3.0"]
 
 
 def rank_of() -> int:
