@@ -205,7 +205,7 @@ def _from_arguments(rank: int | None, size: int | None, environ: Environ) -> Pla
 def _launcher(environ: Environ) -> Launcher | None:
     found = [known for known in _LAUNCHERS if all(mark in environ for mark in known.marks)]
     if is_told_by_us(environ):
-        found = [known for known in found if known.marks != _RANK_ALONE.marks]
+        found = [known for known in found if known is not _RANK_ALONE]
     mpi = next((known for known in found if known.source in _OF_MPI), None)
     if found and found[0] is _TORCHRUN and mpi is not None:
         return _nearer(found[0], mpi, environ)
