@@ -6,9 +6,10 @@
 namespace rr {
 
 struct alignas(64) ClaimLine {
-  std::atomic<uint64_t> next;       // next unclaimed chunk of this rank's share
-  std::atomic<uint32_t> storing;    // 1 while this rank stores into memory of the others
-  std::atomic<uint32_t> withdrawn;  // 1 once this rank has taken its memory back: nobody begins to store into it
+  std::atomic<uint64_t> next;  // next unclaimed chunk of this rank's share
+  // Not on the line that the others read while they look for chunks: this rank writes it before and after each chunk.
+  alignas(64) std::atomic<uint32_t> storing;  // 1 while this rank stores into memory of the others
+  std::atomic<uint32_t> withdrawn;  // 1 once this rank has taken its memory back: nobody begins to store there
 };
 
 // In memory shared by the team. Zero when a job starts, but for what a rank has withdrawn, which is for good.

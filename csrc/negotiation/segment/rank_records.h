@@ -22,6 +22,7 @@ enum class Attendance : uint32_t {
 };
 
 struct alignas(64) RankLine {
+  // --- what changes with each operation
   std::atomic<uint64_t> watermark;  // unnamed operations below it are consumed here
   std::atomic<uint64_t> cursor;     // log entries below it are consumed here
   // Request slot + 1 of the operation that blocks this rank's only thread; 0 = not blocked.
@@ -29,11 +30,12 @@ struct alignas(64) RankLine {
   std::atomic<uint64_t> blocked_tag;
   std::atomic<uint64_t> blocked_epoch;  // moves whenever blocked_on does
   std::atomic<uint64_t> unnamed;        // this rank's counter of unnamed operations when it joined or blocked
-  std::atomic<Attendance> attendance;
+  std::atomic<int64_t> seen_ns;         // when a thread of this rank last looked around; all ranks have one clock
+  // --- what hardly changes, and all ranks read in each operation: a line of its own stays in their caches
+  alignas(64) std::atomic<Attendance> attendance;
   std::atomic<uint32_t> joined;  // 0, or the stamp of its join: 1 more than the largest that its host knew of
-  std::atomic<int64_t> seen_ns;  // when a thread of this rank last looked around; all ranks have one clock
 };
-static_assert(sizeof(RankLine) == 64);
+static_assert(sizeof(RankLine) == 128);
 
 // Whether the rank will announce nothing more.
 inline bool has_left(Attendance how) { return how == Attendance::kShutDown || how == Attendance::kClosed; }
