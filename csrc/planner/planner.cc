@@ -1,6 +1,7 @@
 #include "planner/planner.h"
 
 #include <algorithm>
+#include <new>
 
 #include "base/errors.h"
 #include "collective/linked.h"
@@ -34,6 +35,20 @@ Team Planner::team_for(const RankMask& participants, uint64_t first_round) {
 
 std::unique_ptr<Algorithm> Planner::plan(uint64_t position, const std::vector<OperationPtr>& members,
                                          uint64_t first_round, size_t& rounds) {
+  try {
+    return algorithm_of(position, members, first_round, rounds);
+  } catch (const std::bad_alloc&) {
+    const Operation& first = *members.front();
+    const std::string what = first.output_nbytes != 0
+                                 ? "its result of " + std::to_string(first.output_nbytes) + " bytes"
+                                 : "what it works in";
+    throw InternalError(from_.where(first) + " out of memory for " + what +
+                        "; raise the limit (ulimit -v, a container's), or communicate less at a time");
+  }
+}
+
+std::unique_ptr<Algorithm> Planner::algorithm_of(uint64_t position, const std::vector<OperationPtr>& members,
+                                                 uint64_t first_round, size_t& rounds) {
   const Entry& entry = from_.control.entry(position);
   const Algo algo = static_cast<Algo>(entry.algorithm);
   Team team = team_for(entry.participants, first_round);

@@ -18,13 +18,16 @@ class Planner {
   explicit Planner(Resources resources);
 
   // position: of the entry in the log. members: its operations here, at least one. first_round: rounds of the stage
-  // that were used before. rounds: 0 before; then those of the stage that the algorithm will use. Never null.
+  // that were used before. rounds: 0 before; then those of the stage that the algorithm will use. Never null. Throws
+  // InternalError, which names the operation, where there is no memory for it.
   std::unique_ptr<Algorithm> plan(uint64_t position, const std::vector<OperationPtr>& members, uint64_t first_round,
                                   size_t& rounds);
   DevicePlanner& on_device() { return on_device_; }
   const DevicePlanner& on_device() const { return on_device_; }
 
  private:
+  std::unique_ptr<Algorithm> algorithm_of(uint64_t position, const std::vector<OperationPtr>& members,
+                                          uint64_t first_round, size_t& rounds);
   Team team_for(const RankMask& participants, uint64_t first_round);
   bool are_foldable(const std::vector<OperationPtr>& members) const;
   std::unique_ptr<Algorithm> allreduce(uint64_t position, const std::vector<OperationPtr>& members, Team team,

@@ -19,8 +19,10 @@ std::string name_of(const py::object& name) {
 double factor_from(py::handle value, const char* argument) {
   const double factor = PyFloat_AsDouble(value.ptr());
   if (factor != -1.0 || PyErr_Occurred() == nullptr) return factor;
-  if (PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw py::error_already_set();
+  const bool is_too_large = PyErr_ExceptionMatches(PyExc_OverflowError) != 0;
+  if (!is_too_large && PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw py::error_already_set();
   PyErr_Clear();
+  if (is_too_large) throw InvalidArgumentError(std::string(argument) + ": the number is too large for a float");
   throw InvalidArgumentError(std::string(argument) + "=" + py::repr(value).cast<std::string>() +
                              ": a number is expected");
 }
