@@ -165,15 +165,15 @@ def _told_by_memory(value: Any, is_written: bool) -> Any:
     tensors = getattr(sys.modules.get("torch"), "Tensor", ())
     if not isinstance(value, tensors) or value.layout is not sys.modules["torch"].strided:
         return value
-    if not value.is_cpu and not value.is_cuda:
+    if not value.is_cpu and not value.is_cuda and not value.is_meta:
         return value
     if value._is_zerotensor() and not is_written:
         return value.clone()
     try:
-        has_memory = value.untyped_storage().data_ptr() != 0
+        has_memory = not value.is_meta and value.untyped_storage().data_ptr() != 0
     except RuntimeError:  # what torch says of tensors that stand for others
         has_memory = False
-    if not has_memory and value.numel() > 0:
+    if not has_memory and (value.numel() > 0 or value.is_meta):
         raise InvalidArgumentError(
             f"this {type(value).__name__} has no memory that could be communicated: it was freed, as FSDP frees that "
             "of parameters between uses, or the tensor stands for others, or for zeros. Pass a plain tensor with memory"
@@ -234,10 +234,27 @@ def _view(value: Any) -> Array | None:
         if is_opaque:
             return None
         try:
-            return np.from_dlpack(value)
+            return np.from_dlpack(value) if not _is_bfloat16_of_torch(value) else _bfloat16_of_torch(value)
         except (BufferError, RuntimeError, TypeError) as error:
             raise InvalidArgumentError(f"this {kind} cannot be read through DLPack: {error}") from error
     return None
+
+
+def _is_bfloat16_of_torch(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16
+
+
+def _bfloat16_of_torch(tensor: Any) -> Array:
+    """Over the tensor's memory. NumPy reads no bfloat16 through DLPack: it reads integers of the same bits."""
+    try:
+        from ml_dtypes import bfloat16
+    except ImportError:
+        raise InvalidArgumentError(
+            "a Tensor of bfloat16 needs the package ml_dtypes here (pip install ml_dtypes); ringreduce.torch "
+            "takes it as it is"
+        ) from None
+    return np.from_dlpack(tensor.view(sys.modules["torch"].int16)).view(bfloat16)
 
 
 def _elsewhere(kind: str, where: str) -> UnavailableError:

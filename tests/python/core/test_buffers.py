@@ -196,6 +196,7 @@ def through_the_door() -> list[str]:
             "interface": Interface(mine),
             "dlpack": Exporter(mine),
             "torch": torch.from_numpy(mine),
+            "bfloat16 of torch": torch.from_numpy(mine.copy()).bfloat16(),
             "memoryview": memoryview(mine),
             "list": mine.tolist(),
             "subclass": mine.view(np.matrix),
@@ -208,7 +209,7 @@ def through_the_door() -> list[str]:
                     faults.append(f"{kind}: {result!r}")
             if rr.allgather(value).shape != (2 * world.size, 3):
                 faults.append(f"allgather of {kind}")
-        for kind in ("interface", "dlpack", "torch", "memoryview", "subclass", "bfloat16"):
+        for kind in ("interface", "dlpack", "torch", "bfloat16 of torch", "memoryview", "subclass", "bfloat16"):
             value = inputs[kind]
             if rr.allreduce_(value, op=rr.Sum) is not value or not np.all(buffers.readable(value) == total):
                 faults.append(f"{kind} in place")
@@ -231,6 +232,13 @@ def through_the_door() -> list[str]:
 def test_through_the_door(size: int) -> None:
     pytest.importorskip("torch")
     assert run_ranks(through_the_door, size) == [[]] * size
+
+
+def test_a_tensor_without_memory_is_refused() -> None:
+    torch = pytest.importorskip("torch")
+    for door in (buffers.readable, buffers.writable):
+        with pytest.raises(InvalidArgumentError, match="this Tensor has no memory that could be communicated"):
+            door(torch.ones(2, device="meta"))
 
 
 def test_masked_arrays_are_refused() -> None:
