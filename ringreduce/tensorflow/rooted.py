@@ -16,6 +16,7 @@ depends on: each rank adds the token to its loss.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import tensorflow as tf
@@ -58,9 +59,11 @@ def reduce(
     """
     is_root = _is_root(root_rank, "reduce", process_set)
     factors = (prescale_factor, postscale_factor)
-    name = _name(name, "reduce", process_set)
-    result = _allreduce(plain(tensor), name, op, *factors, ignore_name_scope=True, process_set=process_set)
-    return result if is_root else _token(tf.reshape(result, [-1])[:0])
+    value = operand(plain(tensor))
+    name = _name(name, "reduce", process_set, value)
+    result = _allreduce(value, name, op, *factors, ignore_name_scope=True, process_set=process_set)
+    with _own_nodes():
+        return result if is_root else _token(tf.reshape(result, [-1])[:0])
 
 
 def gather(
@@ -89,9 +92,10 @@ def gather(
     if rows.shape.rank == 0:
         raise InvalidArgumentError("gather: a tensor of at least one dimension is expected, not a scalar")
     splits = tf.one_hot(_position(root_rank, "gather", process_set), _size(process_set), dtype=tf.int64)
-    name = _name(name, "gather", process_set)
+    name = _name(name, "gather", process_set, rows)
     received, _ = alltoall(rows, splits * tf.shape(rows, tf.int64)[0], name, True, process_set)
-    return received if is_root else _token(received)
+    with _own_nodes():
+        return received if is_root else _token(received)
 
 
 def scatter(
@@ -118,14 +122,15 @@ def scatter(
     like = operand(plain(output))
     size = _size(process_set)
     nothing = tf.expand_dims(like, 0)[:0]
-    name = _name(name, "scatter", process_set)
-    if _is_root(root_rank, "scatter", process_set):
-        whole = _whole(tensor, like, size)
-        parts = tf.reshape(whole, tf.concat([[size], tf.shape(like)], 0))
-        received, _ = alltoall(tf.concat([parts, nothing], 0), [1] * size, name, True, process_set)
-    else:
-        received, _ = alltoall(nothing, [0] * size, name, True, process_set)
-    return tf.ensure_shape(tf.reshape(received, tf.shape(like)), like.shape)
+    name = _name(name, "scatter", process_set, like)
+    with _own_nodes():
+        if _is_root(root_rank, "scatter", process_set):
+            whole = _whole(tensor, like, size)
+            parts = tf.reshape(whole, tf.concat([[size], tf.shape(like)], 0))
+            received, _ = alltoall(tf.concat([parts, nothing], 0), [1] * size, name, True, process_set)
+        else:
+            received, _ = alltoall(nothing, [0] * size, name, True, process_set)
+        return tf.ensure_shape(tf.reshape(received, tf.shape(like)), like.shape)
 
 
 def _whole(tensor: Any, like: tf.Tensor, size: int) -> tf.Tensor:
@@ -159,8 +164,14 @@ def _token(nothing: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(nothing) if nothing.dtype.is_floating else tf.zeros([], nothing.dtype)
 
 
-def _name(name: str | None, call: str, process_set: ProcessSet) -> str:
+def _own_nodes() -> contextlib.AbstractContextManager[Any]:
+    """For what the root and the others make differently: it does not count in the names of what they make alike."""
+    scope: contextlib.AbstractContextManager[Any] = tf.name_scope("ringreduce")
+    return scope
+
+
+def _name(name: str | None, call: str, process_set: ProcessSet, tensor: tf.Tensor) -> str:
     """With the call's number: in a graph among the graph's, eagerly among those of the process set's group."""
     if not tf.executing_eagerly():
-        return numbered_in_graph(name or call) + NAMED
+        return numbered_in_graph(name or call, "" if name else getattr(tensor, "name", "")) + NAMED
     return f"{name or call}.{number_of(process_set, call, name) % KEPT_NAMES}{NAMED}"

@@ -13,6 +13,9 @@ the operation's number there. So it is the same on all ranks that trace the same
 and however often: numbers that TensorFlow appends to functions' names, and Keras to layers', count what the process has
 made so far.
 
+In a graph of tf.compat.v1, which has no name, the operation's name has the name of its first input too: of two graphs
+whose sessions run at the same time each may have a first all-reduce, and a number alone would match one with the other.
+
 AutoGraph leaves these functions as they are: what it makes of one has other globals.
 """
 
@@ -20,7 +23,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -33,13 +36,16 @@ from ringreduce.job.process_sets import UNREGISTERED, ProcessSet, group_of
 from ringreduce.tensorflow.native.errors import with_our_class
 from ringreduce.tensorflow.native.library import deferred
 
+OPERATORS = "Ringreduce"
+"""How the types of all our operators begin."""
+
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def run(
     operator: Callable[..., Any], *inputs: Any, name: str | None, ignore_name_scope: bool = False, **attrs: Any
 ) -> Any:
     """operator(*inputs), an operation that has a name."""
-    called = name or "" if tf.executing_eagerly() else _name_in_graph(operator, name, ignore_name_scope)
+    called = name or "" if tf.executing_eagerly() else _name_in_graph(operator, inputs, name, ignore_name_scope)
     return communicate(operator, *inputs, tensor_name=called, **attrs)
 
 
@@ -137,29 +143,73 @@ def id_of(process_set: ProcessSet | int) -> int:
     return process_set.process_set_id or 0
 
 
-def _name_in_graph(operator: Callable[..., Any], name: str | None, ignore_name_scope: bool) -> str:
+def _name_in_graph(
+    operator: Callable[..., Any], inputs: Sequence[Any], name: str | None, ignore_name_scope: bool
+) -> str:
     graph = tf.compat.v1.get_default_graph()
     if name is not None:
         scope = graph.get_name_scope()
         return name if ignore_name_scope or not scope else f"{scope}/{name}"
-    return numbered_in_graph(operator.__name__)
+    first = next(iter(tf.nest.flatten(inputs)), None)
+    return numbered_in_graph(operator.__name__, getattr(first, "name", ""))  # an eager tensor has no name
 
 
-def numbered_in_graph(kind: str) -> str:
+def numbered_in_graph(kind: str, tensor_name: str) -> str:
     """A name with the function's and the number of this call among those of its kind that the function has.
 
     The function is the outermost one, which other threads' collectives are not in. A function within it has numbers of
     its own, which stay when the outer one is traced again; so several functions may have the same ones. Their calls
     come in order, but for TensorFlow 1, where all are numbered together.
+
+    Args:
+        kind: the operator, or what the caller calls the operation.
+        tensor_name: of the operation's first input; "" where it has none. Names in TensorFlow 1 have it, and numbers
+            count the operations of one such name, behind those that import_meta_graph() has put into the graph.
     """
     graph = tf.compat.v1.get_default_graph()
     whole = outermost(graph)
     made = _made.setdefault(function_of(graph) if is_ordered() else whole, Counter())
-    made[kind] += 1
     function = re.sub(r"_\d+$", "", getattr(whole, "name", ""))
-    return f"{function}/{kind}_{made[kind]}"
+    if is_ordered():
+        made[kind] += 1
+        return f"{function}/{kind}_{made[kind]}"
+    stem = f"{function}/{kind}_{tensor_name}" if tensor_name else f"{function}/{kind}"
+    present = _present.setdefault(whole, _Present())
+    present.look_at(whole)
+    made[stem] += 1
+    while f"{stem}_{made[stem]}" in present.names:
+        made[stem] += 1
+    return f"{stem}_{made[stem]}"
+
+
+class _Present:
+    """The names of the operations that a graph of TensorFlow 1 and its functions have, imported ones among them."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self._operations = 0
+        self._functions: set[Any] = set()
+
+    def look_at(self, graph: Any) -> None:
+        """Adds the names of what has been put into the graph since the last look."""
+        operations = graph.get_operations()
+        for operation in operations[self._operations :]:
+            if operation.type.startswith(OPERATORS):
+                self._add(operation.node_def)
+        self._operations = len(operations)
+        for name in graph._functions.keys() - self._functions:
+            for node in graph._functions[name].definition.node_def:
+                if node.op.startswith(OPERATORS):
+                    self._add(node)
+            self._functions.add(name)
+
+    def _add(self, node: Any) -> None:
+        if "tensor_name" in node.attr:
+            self.names.add(node.attr["tensor_name"].s.decode())
 
 
 _eager_token: tf.Tensor | None = None
 _made: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
 """By graph: how many operations of each operator have been put into it, and into what is numbered with it."""
+_present: WeakKeyDictionary[Any, _Present] = WeakKeyDictionary()
+"""By graph of TensorFlow 1: the names that it has."""

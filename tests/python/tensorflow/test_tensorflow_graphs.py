@@ -97,9 +97,10 @@ def gradient_of_a_loop(tf: Any, hvd: Any, rank: int) -> None:
 
 def late(tf: Any, x: Any, rank: int, number: int) -> Any:
     """x, by a long way on one of the ranks: with one thread an operation whose input has a short way runs first."""
-    for _ in range(40 if number % 2 == rank else 0):
-        x = tf.identity(x)
-    return x
+    with tf.name_scope("late"):  # the nodes that one rank alone has count in no other node's name
+        for _ in range(40 if number % 2 == rank else 0):
+            x = tf.identity(x)
+    return tf.identity(x, name="arrived")
 
 
 def every_kind(tf: Any, hvd: Any, x_of: Callable[[int], Any]) -> list[Any]:
@@ -199,7 +200,18 @@ def sessions() -> str:
 
     hvd.init()
     rank = hvd.rank()
-    for check in (independent, only_what_is_fetched, loops, branches, gradients, custom_gradients, imported, monitored):
+    checks = (
+        independent,
+        only_what_is_fetched,
+        loops,
+        branches,
+        gradients,
+        custom_gradients,
+        imported,
+        beside,
+        monitored,
+    )
+    for check in checks:
         print(check.__name__, flush=True)
         for control_flow in (tf.compat.v1.disable_control_flow_v2, tf.compat.v1.enable_control_flow_v2):
             control_flow()
@@ -318,6 +330,47 @@ def imported(tf: Any, hvd: Any, rank: int) -> None:
         with session(tf) as running:
             names = [f"result{number}:0" for number in range(COUNT)]
             check_every_kind(running.run(names, {"x:0": [rank + 1.0]}))
+
+
+def beside(tf: Any, hvd: Any, rank: int) -> None:
+    """Operations of an imported graph, of the graph that has it, and of one that runs at the same time: other names."""
+
+    def added() -> list[Any]:
+        x = tf.compat.v1.get_default_graph().get_tensor_by_name("x:0")
+        which = tf.constant(True)
+        return [hvd.allreduce(x), tf.cond(which, lambda: hvd.allreduce(x * 2), lambda: x), hvd.allreduce(x * 3)]
+
+    tf.compat.v1.placeholder(tf.float32, [1], name="x")
+    for number, result in enumerate(added()):
+        tf.identity(result, name=f"result{number}")
+    meta = tf.compat.v1.train.export_meta_graph()
+    graph, other = tf.Graph(), tf.Graph()
+    with graph.as_default():
+        before = hvd.allgather(tf.compat.v1.placeholder(tf.float32, [1], name="y"))
+        tf.compat.v1.train.import_meta_graph(meta)
+        results = ["result0:0", "result1:0", "result2:0", *added(), before]
+    with other.as_default():
+        accuracy = hvd.allreduce(tf.compat.v1.placeholder(tf.float32, [1], name="accuracy"))
+    names = names_of(graph) + names_of(other)
+    assert len(set(names)) == len(names) == 8
+
+    def run(graph: Any, fetched: list[Any], values: dict[str, Any]) -> Any:
+        with tf.compat.v1.Session(graph=graph) as running:
+            return running.run(fetched, values)
+
+    calls = [(graph, results, {"x:0": [rank + 1.0], "y:0": [2.0]}), (other, [accuracy], {"accuracy:0": [rank + 9.0]})]
+    with ThreadPoolExecutor(2) as threads:
+        runs = {at: threads.submit(run, *calls[at]) for at in ((0, 1) if rank == 0 else (1, 0))}
+        both = [runs[at].result() for at in (0, 1)]
+    for value, wanted in zip(both[0] + both[1], [[1.5], [3.0], [4.5]] * 2 + [[2.0, 2.0], [9.5]], strict=True):
+        close(value, wanted)
+
+
+def names_of(graph: Any) -> list[str]:
+    """Names of the ranks' operations in a graph, also of those in branches."""
+    definition = graph.as_graph_def()
+    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+    return [node.attr["tensor_name"].s.decode() for node in nodes if "tensor_name" in node.attr]
 
 
 def monitored(tf: Any, hvd: Any, rank: int) -> None:
