@@ -26,7 +26,7 @@ class LocalAggregation:
         sparse_as_dense: whether IndexedSlices are added up as dense tensors; else they are refused.
         average: whether the reduced sums are divided by n.
 
-    `counter` is a variable: how many passes have been added up; None before the first one.
+    `counter` is a variable: how many passes have been added up since the last reduction; None before the first one.
     """
 
     def __init__(self, passes: int, reduce: Reduce, sparse_as_dense: bool, average: bool) -> None:
@@ -64,12 +64,16 @@ class LocalAggregation:
     def apply(
         self, update: Callable[[], Any], grads: Sequence[Any], otherwise: Callable[[], Any] = lambda: None
     ) -> Any:
-        """Runs an update after the n-th pass and sets the counter back; otherwise calls the other function."""
+        """Runs an update where the last pass was an n-th one, or none was made; otherwise calls the other function.
+
+        The pass has set the counter back, and not this: a pass may be applied in two calls, each with some of the
+        variables, or in none, and gradients that another has reduced are applied at once.
+        """
+        if self.counter is None:
+            return update()
 
         def now() -> Any:
             with after(update()):
-                back = self.counter.assign(0, read_value=False)
-            with after(back):
                 return tf.constant(True)
 
         def later() -> Any:
@@ -77,7 +81,7 @@ class LocalAggregation:
                 return tf.constant(False)
 
         with after(*grads):
-            applied = tf.cond(self.counter >= self._passes, now, later)
+            applied = tf.cond(tf.equal(self.counter, 0), now, later)
         return None if tf.executing_eagerly() else tf.group(applied)
 
     def _reduced(self, places: list[int], variables: Sequence[Any]) -> list[Any]:
@@ -91,6 +95,8 @@ class LocalAggregation:
         with after(*reduced):
             zeroed = [total.assign(tf.zeros_like(total), read_value=False) for total in self._sums]
         with after(*zeroed):
+            back = self.counter.assign(0, read_value=False)
+        with after(back):
             return [tf.identity(one) for one in reduced]
 
     def _prepare(self, grads: list[Any], variables: list[Any]) -> None:

@@ -149,7 +149,7 @@ class _DistributedOptimizer(Wrapper):
         return list(zip(reduce(grads, variables), variables, strict=True))
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
-        """The wrapped optimizer's; with backward_passes_per_step, in every n-th call. global_step counts all calls."""
+        """The wrapped optimizer's; with backward_passes_per_step, after each n-th pass. global_step counts calls."""
         pairs = list(grads_and_vars)
 
         def update() -> Any:

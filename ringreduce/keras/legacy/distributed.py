@@ -136,7 +136,7 @@ class DistributedMixin:
         return self._allreduce(parent.get_gradients(loss, params), params)
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
-        """The optimizer's, with gradients as they are given; with several passes to a step, in every n-th call."""
+        """The optimizer's, with gradients as they are given; with several passes to a step, after every n-th pass."""
         parent: Any = super()
         if self._agg_helper is None:
             return parent.apply_gradients(grads_and_vars, *args, **kwargs)

@@ -137,6 +137,28 @@ def aggregates(tf: Any, hvd: Any, make: Any) -> None:
             close(variable, [expected, 2.0])
             assert int(optimizer.iterations) == number + 1
             assert int(optimizer._agg_helper.counter) == (number + 1) % 2
+    applies_what_a_tape_has_reduced(tf, hvd, make)
+
+
+def applies_what_a_tape_has_reduced(tf: Any, hvd: Any, make: Any) -> None:
+    """At once, before the first pass and after the last; and a pass's gradients in two calls."""
+    import ringreduce.tensorflow as of_tensorflow
+
+    x, y = tf.Variable(0.0), tf.Variable(0.0)
+    optimizer = hvd.DistributedOptimizer(make(1.0), backward_passes_per_step=2)
+    if hasattr(optimizer, "build"):  # not legacy: Keras wants to know all variables before the first step
+        optimizer.build([x, y])
+    for has_passes in (False, False, True):
+        with of_tensorflow.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = x * (hvd.rank() + 1.0)
+        if has_passes:
+            for _ in range(4):
+                pairs = optimizer.compute_gradients(lambda: x + y, [x, y])
+                optimizer.apply_gradients(pairs[:1])
+                optimizer.apply_gradients(pairs[1:])
+            close(y, -4.0)
+        optimizer.apply_gradients([(tape.gradient(loss, x), x)])
+    close(x, -1.5 * 3 - 4.0)
 
 
 def keeps_local_variables(tf: Any, hvd: Any, make: Any) -> None:

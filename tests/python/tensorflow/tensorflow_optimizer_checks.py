@@ -316,6 +316,55 @@ def legacy_passes_are_steps(rank: int) -> None:
         near(x, 1.0 - 6 * (count // 3))
 
 
+def legacy_passes_apart(rank: int) -> None:
+    """The reduction ends a step's passes, not the call that applies it: that may come twice, or not at all."""
+
+    def made() -> Any:
+        return hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2)
+
+    x, y, optimizer = tf.Variable(0.0), tf.Variable(0.0), made()
+    for count in range(1, 5):
+        pairs = optimizer.compute_gradients(lambda: x + y, var_list=[x, y])
+        optimizer.apply_gradients(pairs[:1])
+        optimizer.apply_gradients(pairs[1:])
+        assert [float(x), float(y)] == [-2.0 * (count // 2)] * 2
+
+    x, optimizer, seen = tf.Variable(0.0), made(), []
+    for count in range(6):
+        pairs = optimizer.compute_gradients(lambda: x * 1.0, var_list=[x])
+        if count != 1:  # a step that the script leaves out
+            optimizer.apply_gradients(pairs)
+        seen.append(float(x))
+    assert seen == [0.0, 0.0, 0.0, -2.0, -2.0, -4.0]
+
+    def step_of_a_tape() -> None:
+        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = x * (rank + 1.0)
+        optimizer.apply_gradients([(tape.gradient(loss, x), x)])
+
+    x, optimizer = tf.Variable(0.0), made()
+    for count in range(1, 4):  # before the first pass, and after the last
+        step_of_a_tape()
+        near(x, -2.0 * count)
+    optimizer.minimize(lambda: x * 1.0, var_list=[x])
+    optimizer.minimize(lambda: x * 1.0, var_list=[x])
+    near(x, -8.0)
+    step_of_a_tape()
+    near(x, -10.0)
+
+    with tf.Graph().as_default():
+        x, y = (v1.get_variable(name, initializer=0.0, use_resource=True) for name in "xy")
+        optimizer = made()
+        pairs = optimizer.compute_gradients(x + y)
+        first = optimizer.apply_gradients(pairs[:1])
+        with tf.control_dependencies([first]):
+            train = optimizer.apply_gradients(pairs[1:])
+        with v1.train.MonitoredTrainingSession(config=ONE_THREAD) as session:
+            for count in range(1, 5):
+                session.run(train)
+                assert session.run([x, y]) == [-2.0 * (count // 2)] * 2
+
+
 def passes_until_step(last: int, rank: int, resource: bool) -> int:
     """How many passes a session makes until its global step is this one; four of them are one update."""
     with tf.Graph().as_default():
@@ -409,6 +458,7 @@ CHECKS = [
     legacy_checkpoints,
     legacy_graph,
     legacy_passes_are_steps,
+    legacy_passes_apart,
     keras_optimizers,
     tapes_before_keras_optimizers,
 ]
