@@ -18,7 +18,8 @@ class LocalAggregation:
     """Adds up gradients and reduces the sums in every n-th pass; updates wait until then.
 
     Works eagerly, in tf.function and in graphs of TensorFlow 1. There the sums and the counter are local variables:
-    `tf.compat.v1.local_variables_initializer()` has to run, as MonitoredSession does by itself.
+    `tf.compat.v1.local_variables_initializer()` has to run, as MonitoredSession does by itself, or an initializer of
+    `variables`.
 
     Args:
         passes: n, at least 1.
@@ -37,6 +38,11 @@ class LocalAggregation:
         self._sums: list[Any] = []
         self._variables: list[VariableRef] = []
         self.counter: Any = None
+
+    @property
+    def variables(self) -> list[Any]:
+        """The counter and the sums; none before the first pass."""
+        return [] if self.counter is None else [self.counter, *self._sums]
 
     def add(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """One pass. In the n-th the reduced sums, which are then zero again; otherwise what there is so far."""

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 import tensorflow as tf
+from tf_keras.api._v1.keras.backend import get_session
 
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.keras.first_step import FirstStep
@@ -176,5 +177,11 @@ class DistributedMixin:
         self._check(variables, scaler)
         if tf.executing_eagerly():
             self._reduction.first_step.before_apply(self if scaler is None else scaler, variables)
-        reduce = self._reduction.over_ranks if self._agg_helper is None else self._agg_helper.add
-        return reduce(list(gradients), list(variables))
+        if self._agg_helper is None:
+            return self._reduction.over_ranks(list(gradients), list(variables))
+        is_first = self._agg_helper.counter is None
+        given = self._agg_helper.add(list(gradients), list(variables))
+        if is_first and not tf.compat.v1.executing_eagerly_outside_functions():
+            # Keras's session, in which fit() runs, initializes only the variables that Keras has made.
+            get_session().run(tf.compat.v1.variables_initializer(self._agg_helper.variables))
+        return given

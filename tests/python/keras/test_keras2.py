@@ -482,3 +482,12 @@ def in_a_session(tf: Any, hvd: Any) -> None:
         mine = [weight.tolist() for weight in model.get_weights()]
         assert hvd.allgather_object(mine) == [mine] * 2
         close(hvd.allreduce([float(hvd.rank())]), [0.5])
+
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=False, input_shape=(2,), dtype="float64")])
+        optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.legacy.SGD(0.1), backward_passes_per_step=2)
+        model.compile(optimizer, loss=lambda _, prediction: prediction)
+        model.set_weights([np.ones((2, 1))])
+        for batches, moved in ((2, 2), (1, 2), (1, 4)):
+            x = np.full((2 * batches, 2), hvd.rank() + 1.0)
+            model.fit(x, np.zeros((2 * batches, 1)), batch_size=2, verbose=0)
+            close(model.get_weights()[0], np.full((2, 1), 1 - 0.15 * moved))
