@@ -50,10 +50,8 @@ class Backend(Protocol):
         """A tensor, dense or sparse, by a number."""
         ...
 
-    def sparse_allreduce(
-        self, tensor: Any, name: str | None, op: int, compression: Any, process_set: ProcessSet
-    ) -> Any:
-        """A sparse tensor, reduced by gathering indices and values; torch's travel without compression."""
+    def sparse_allreduce(self, tensor: Any, name: str | None, op: int, process_set: ProcessSet) -> Any:
+        """A sparse tensor, reduced by gathering indices and values, which travel without compression."""
         ...
 
     def allgather(self, tensor: Any, name: str | None, process_set: ProcessSet) -> Any: ...

@@ -120,9 +120,7 @@ class GradientReduction:
             gradients[index] = result
         for index in sparse:
             name = self._named(f"{number}.{index}")
-            gradients[index] = active.sparse_allreduce(
-                gradients[index], name, settings.op, settings.compression, settings.process_set
-            )
+            gradients[index] = active.sparse_allreduce(gradients[index], name, settings.op, settings.process_set)
         return gradients
 
     def _call(

@@ -56,7 +56,7 @@ def divided(tensor: Any, number: int) -> Any:
     return tensor / number
 
 
-def sparse_allreduce(tensor: Any, name: str | None, op: int, compression: Any, process_set: ProcessSet) -> Any:
+def sparse_allreduce(tensor: Any, name: str | None, op: int, process_set: ProcessSet) -> Any:
     raise UnavailableError(
         "sparse gradients of JAX have as many values on each rank as the program was compiled for, and cannot be "
         "gathered: DistributedOptimizer(..., sparse_as_dense=True)"

@@ -76,10 +76,8 @@ def divided(tensor: Any, number: int) -> Any:
     return tensor / number
 
 
-def sparse_allreduce(tensor: Any, name: str | None, op: int, compression: Any, process_set: ProcessSet) -> Any:
-    return hvd.allreduce(
-        tensor, op=op, name=name, compression=compression, process_set=process_set, ignore_name_scope=True
-    )
+def sparse_allreduce(tensor: Any, name: str | None, op: int, process_set: ProcessSet) -> Any:
+    return hvd.allreduce(tensor, op=op, name=name, process_set=process_set, ignore_name_scope=True)
 
 
 def allgather(tensor: Any, name: str | None, process_set: ProcessSet) -> Any:

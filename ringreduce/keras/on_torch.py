@@ -57,9 +57,7 @@ def divided(tensor: torch.Tensor, number: int) -> torch.Tensor:
     return tensor / number
 
 
-def sparse_allreduce(
-    tensor: torch.Tensor, name: str | None, op: int, compression: Any, process_set: ProcessSet
-) -> torch.Tensor:
+def sparse_allreduce(tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet) -> torch.Tensor:
     reduced: torch.Tensor = hvd.sparse_allreduce_async(tensor, name or "sparse_gradient", op, process_set).wait()
     return reduced
 

@@ -40,7 +40,7 @@ def allreduce(
             of rows, which are gathered (op Average or Sum).
         average: Horovod's old way to say op: True for Average, False for Sum.
         device_dense, device_sparse: where TensorFlow places the operation; "" leaves that to it.
-        compression: applied before, and undone after.
+        compression: applied before, and undone after; IndexedSlices travel as they are.
         op: Average (default; truncates integers toward zero), Sum, Min, Max, Product; Adasum: see adasum.py.
         prescale_factor, postscale_factor: multiply each input, and the result.
         name: identifies the operation; None: its number in the graph, eagerly the order of calls.
@@ -62,7 +62,7 @@ def allreduce(
     if isinstance(tensor, tf.IndexedSlices):
         sparse.check(chosen, prescale_factor, postscale_factor)
         with _placed(device_sparse):
-            return sparse.allreduce([tensor], chosen, name, compression, process_set, ignore_name_scope)[0]
+            return sparse.allreduce([tensor], chosen, name, process_set, ignore_name_scope)[0]
     settings = (name, chosen, prescale_factor, postscale_factor, ignore_name_scope, process_set)
     with _placed(device_dense):
         return _compressed(_allreduce, [tensor], compression, *settings)[0]
@@ -101,9 +101,7 @@ def grouped_allreduce(
     if slices:
         stem = None if name is None else f"{name}.sparse"
         with _placed(device_sparse):
-            gathered = sparse.allreduce(
-                [tensors[at] for at in slices], chosen, stem, compression, process_set, ignore_name_scope
-            )
+            gathered = sparse.allreduce([tensors[at] for at in slices], chosen, stem, process_set, ignore_name_scope)
         for at, one in zip(slices, gathered, strict=True):
             results[at] = one
     return results

@@ -9,7 +9,6 @@ import tensorflow as tf
 from ringreduce.collectives.ops import Adasum, Average, Sum
 from ringreduce.job.process_sets import ProcessSet
 from ringreduce.tensorflow import mpi_ops
-from ringreduce.tensorflow.compression import Compressor
 
 
 class SparseOperationError(NotImplementedError):
@@ -33,26 +32,19 @@ def allreduce(
     slices: Sequence[tf.IndexedSlices],
     op: int,
     name: str | None,
-    compression: type[Compressor],
     process_set: ProcessSet,
     ignore_name_scope: bool = False,
 ) -> list[tf.IndexedSlices]:
     """Sums or averages slices over all ranks: one grouped all-gather of all values and indices.
 
     The number of slices may differ between ranks. Rows of one index are not added up: IndexedSlices mean their sum. An
-    average of integers has floating-point values, as in Horovod.
+    average of integers has floating-point values, as in Horovod, where values travel without compression too.
     """
-    compressed, contexts = [], []
-    for one in slices:
-        values, context = compression.compress(tf.convert_to_tensor(one.values))
-        compressed += [values, tf.convert_to_tensor(one.indices)]
-        contexts.append(context)
-    gathered = mpi_ops.grouped_allgather(
-        compressed, name=name, ignore_name_scope=ignore_name_scope, process_set=process_set
-    )
+    parts = [tf.convert_to_tensor(part) for one in slices for part in (one.values, one.indices)]
+    gathered = mpi_ops.grouped_allgather(parts, name=name, ignore_name_scope=ignore_name_scope, process_set=process_set)
     reduced = []
-    for number, (one, context) in enumerate(zip(slices, contexts, strict=True)):
-        values = compression.decompress(gathered[2 * number], context)
+    for number, one in enumerate(slices):
+        values = gathered[2 * number]
         if op == Average:
             values = values / tf.cast(process_set.size(), values.dtype)
         reduced.append(tf.IndexedSlices(values, gathered[2 * number + 1], dense_shape=one.dense_shape))

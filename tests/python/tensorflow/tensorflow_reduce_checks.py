@@ -20,8 +20,13 @@ def compression_rounds(rank: int) -> None:
     assert coarse.numpy().tolist() == [3.0, 9.0]
     whole = hvd.allreduce(tf.constant([257, rank]), compression=hvd.Compression.bf16, op=hvd.Sum)
     assert whole.numpy().tolist() == [771, 3]
-    slices = hvd.allreduce(tf.IndexedSlices(fine[tf.newaxis], [rank], [3, 2]), compression=hvd.Compression.bf16)
-    near(tf.convert_to_tensor(slices), np.full((3, 2), [1 / 3, 1.0]))
+    extreme = tf.constant([[1e-8, 1e5]], tf.float64)  # of which float16 makes 0 and infinity
+    of_slices = tf.IndexedSlices(extreme, [rank], [3, 2])  # travel as they are
+    for compression in (hvd.Compression.bf16, hvd.Compression.fp16):
+        slices = hvd.allreduce(of_slices, compression=compression, op=hvd.Sum)
+        assert tf.convert_to_tensor(slices).numpy().tolist() == [[1e-8, 1e5]] * 3
+        slices = hvd.grouped_allreduce([of_slices], compression=compression)[0]
+        near(tf.convert_to_tensor(slices), np.full((3, 2), [1e-8 / 3, 1e5 / 3]))
 
 
 def arguments(rank: int) -> None:
