@@ -19,7 +19,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
     That is before the first batch, where all ranks have built the model by then (by an Input, a call, or Keras's
     trainer for torch and JAX); the optimizer is built here if it is not yet. Otherwise it is after the first batch, as
     in Horovod, whose step is then lost on all ranks but the root. Random seeds of layers such as Dropout stay each
-    rank's own. Each fit() with this callback begins so: what one rank has loaded in between reaches the others.
+    rank's own. Each fit() with this callback begins so: what one rank has loaded in between reaches the others, and so
+    does what a callback of any place in the list has loaded in its on_train_begin().
 
     Args:
         root_rank: global rank whose variables they are.
@@ -35,7 +36,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         super().__init__()
         self.root_rank = root_rank
         self._local: list[Any] = []
-        self._done = False
+        self._is_decided = self._done = False  # whether to broadcast before the first batch; whether that is done
         self._thread = FitThread()
         if local_variables is None:
             local_variables = ()
@@ -48,8 +49,15 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self._local.append(var)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._done = False
+        self._is_decided = self._done = False
         self._thread.begin()
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        # Not in on_train_begin(), in which callbacks that come later may load a model; and not in
+        # on_train_batch_begin(), which Keras may call on another thread.
+        if self._is_decided:
+            return
+        self._is_decided = True
         built = np.array([training.is_built(self.model)], np.int32)  # perhaps on the root alone, which has loaded it
         if ops.allreduce(built, op=ops.Min, name="ringreduce.keras.is_built")[0]:
             self._broadcast()

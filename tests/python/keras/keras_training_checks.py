@@ -112,6 +112,15 @@ def broadcasts_begin_with_the_roots_variables(hvd: Any) -> None:
     fit(hvd, model, 1, callbacks=[callback])
     assert_close(weights(model), [before[0], *weights(make_model(seed=1))[1:]])
 
+    # What the root alone loads when training begins, by a callback that comes later in the list.
+    loaded = weights(make_model(seed=7))
+    model = make_model(seed=hvd.rank())
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), loss="mse")
+    restore = keras.callbacks.LambdaCallback(on_train_begin=lambda _: model.set_weights(loaded))
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), restore]
+    fit(hvd, model, 1, callbacks=callbacks[: 2 - hvd.rank()])
+    assert_close(weights(model), loaded)
+
     # A model whose train_step() has optimizers of its own.
     for built in (True, False):
         model = make_model(seed=hvd.rank(), built=built)

@@ -424,6 +424,14 @@ def callbacks(tf: Any, hvd: Any) -> None:
         every = hvd.allgather_object([local.numpy().tolist(), model.layers[-1].bias.numpy().tolist()])
         assert every[0][0] != every[1][0]
         assert every[0][1] == every[1][1]
+    model = model_of(tf, rank)
+    model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.0)), loss="mse")
+    loaded = model_of(tf, 7).get_weights()
+    restore = tf.keras.callbacks.LambdaCallback(on_train_begin=lambda _: model.set_weights(loaded))
+    told = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), restore]  # which the root alone has
+    model.fit(x, y, batch_size=4, verbose=0, callbacks=told[: 2 - rank])
+    for ours, theirs in zip(model.get_weights(), loaded, strict=True):
+        close(ours, theirs)
     logs = {"f1": tf.constant([1.0, 3.0]) * (1 + rank), "loss": 1.0 + rank}
     hvd.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
     assert (logs["f1"].tolist(), logs["loss"]) == ([1.5, 4.5], 1.5)
