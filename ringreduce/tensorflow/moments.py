@@ -19,7 +19,14 @@ from ringreduce.tensorflow import mpi_ops
 def moments_of_all(
     inputs: tf.Tensor, weights: tf.Tensor | None, axes: list[int], process_set: ProcessSet
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Mean and variance of all ranks' inputs together. Weights are 0 or 1, one for each element, or None: all 1."""
+    """Mean and variance of all ranks' inputs together.
+
+    Args:
+        inputs: this rank's.
+        weights: 0 or 1, one for each element, or None: all 1.
+        axes: along which a channel's elements are, in ascending order. The others are one axis of channels or several.
+        process_set: the ranks that take part.
+    """
 
     def forward(values: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Any]:
         counts, means, m2s = _combined(mpi_ops.allgather(_statistics(values, weights, axes), process_set=process_set))
@@ -29,8 +36,8 @@ def moments_of_all(
         def backward(mean_grad: tf.Tensor, variance_grad: tf.Tensor) -> tf.Tensor:
             grads = mpi_ops._allreduce(tf.stack([mean_grad, variance_grad]), op=Sum, process_set=process_set)
             grads = tf.cast(tf.cast(grads, tf.float64) / counts, values.dtype)  # of one value's part in the mean
-            slope = _along(2.0 * grads[1], values, axes)
-            grad = _along(grads[0], values, axes) + slope * (values - _along(mean, values, axes))
+            slope = along(2.0 * grads[1], axes)
+            grad = along(grads[0], axes) + slope * (values - along(mean, axes))
             return grad if weights is None else grad * weights
 
         return (mean, variance), backward
@@ -39,23 +46,25 @@ def moments_of_all(
     return moments
 
 
-def _along(channels: tf.Tensor, like: tf.Tensor, axes: list[int]) -> tf.Tensor:
-    """A value per channel, to be broadcast over a tensor."""
-    return tf.reshape(channels, [1 if axis in axes else -1 for axis in range(like.shape.rank)])
+def along(channels: tf.Tensor, axes: list[int]) -> tf.Tensor:
+    """A value per channel, to be broadcast over a tensor that has these axes too, in ascending order."""
+    for axis in axes:
+        channels = tf.expand_dims(channels, axis)
+    return channels
 
 
 def _statistics(inputs: tf.Tensor, weights: tf.Tensor | None, axes: list[int]) -> tf.Tensor:
-    """This rank's rows: each channel's count, mean, and sum of squared deviations. float64, of shape (1, 3, C)."""
+    """This rank's row: each channel's count, mean, sum of squared deviations. float64, of shape (1, 3, *channels)."""
     if weights is None:
         sizes = tf.gather(tf.shape(inputs, out_type=tf.int64), axes)
-        (channel,) = set(range(inputs.shape.rank)) - set(axes)
-        counts = tf.fill([tf.shape(inputs)[channel]], tf.cast(tf.reduce_prod(sizes), tf.float64))
+        channels = [axis for axis in range(inputs.shape.rank) if axis not in axes]
+        counts = tf.fill(tf.gather(tf.shape(inputs), channels), tf.cast(tf.reduce_prod(sizes), tf.float64))
     else:
         inputs = tf.where(weights > 0, inputs, 0)
         counts = tf.reduce_sum(tf.cast(weights, tf.float64), axes)
     some = tf.maximum(counts, 1.0)
     mean = tf.cast(tf.cast(tf.reduce_sum(inputs, axes), tf.float64) / some, inputs.dtype)
-    centred = inputs - _along(mean, inputs, axes)
+    centred = inputs - along(mean, axes)
     if weights is not None:
         centred *= weights
     # The mean is rounded to the inputs' dtype there; what the deviations say about it is put back.

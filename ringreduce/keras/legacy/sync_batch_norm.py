@@ -9,7 +9,7 @@ import tf_keras
 
 from ringreduce.errors import InvalidArgumentError
 from ringreduce.job.process_sets import ProcessSet, global_process_set
-from ringreduce.tensorflow.moments import moments_of_all
+from ringreduce.tensorflow.moments import along, moments_of_all
 from ringreduce.tensorflow.variables import refuse_strategies
 
 
@@ -53,6 +53,5 @@ class SyncBatchNormalization(tf_keras.layers.BatchNormalization):  # type: ignor
         axes = [int(axis) for axis in reduction_axes]
         mean, variance = moments_of_all(inputs, weights, axes, self.process_set)
         if keep_dims:
-            shape = [1 if axis in axes else -1 for axis in range(inputs.shape.rank)]
-            return tf.reshape(mean, shape), tf.reshape(variance, shape)
+            return along(mean, axes), along(variance, axes)
         return mean, variance

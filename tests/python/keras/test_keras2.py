@@ -466,7 +466,7 @@ def from_other_packages(tf: Any, hvd: Any) -> None:
     assert isinstance(optimizer, tf.keras.optimizers.legacy.Adam)
     with pytest.raises(hvd.InvalidArgumentError, match="takes an optimizer of tf_keras here"):
         hvd.DistributedOptimizer("sgd")
-    for axis, shape in ((-1, (6, 3)), (1, (6, 3, 4))):
+    for axis, shape in ((-1, (6, 3)), (1, (6, 3, 4)), ([1, 3], (6, 3, 4, 2))):
         x = np.random.default_rng(0).normal(size=shape) * 3 + 10
         mine = slice(0, 2) if hvd.rank() == 0 else slice(2, None)
         layer = of_tensorflow.SyncBatchNormalization(axis=axis)
@@ -475,6 +475,15 @@ def from_other_packages(tf: Any, hvd: Any) -> None:
         expected = plain(x, training=True)[mine]
         np.testing.assert_allclose(layer(x[mine], training=True), expected, rtol=1e-10)
         np.testing.assert_allclose(layer.moving_variance, plain.moving_variance, rtol=1e-10)
+        slopes = np.random.default_rng(1).normal(size=shape)
+        gradients = []
+        for one, part in ((layer, mine), (plain, slice(None))):
+            inputs = tf.constant(x[part])
+            with tf.GradientTape() as tape:
+                tape.watch(inputs)
+                loss = tf.reduce_sum(one(inputs, training=True) * slopes[part])
+            gradients.append(tape.gradient(loss, inputs))
+        np.testing.assert_allclose(gradients[0], gradients[1][mine], rtol=1e-9, atol=1e-12)
 
 
 def in_a_session(tf: Any, hvd: Any) -> None:
