@@ -383,6 +383,8 @@ def _launched(comm: Any, rank: int | None, size: int | None, job: str | None, ne
         )
     if place.source in communicators.MPI_LAUNCHERS:
         communicators.check_launcher()
+    elif place.source == "single":
+        communicators.check_alone()
     return place
 
 

@@ -134,6 +134,23 @@ def world_rank() -> int:
     return int(sys.modules["mpi4py.MPI"].COMM_WORLD.Get_rank())
 
 
+def check_alone() -> None:
+    """Raises InvalidArgumentError when MPI runs here with several ranks, though no launcher says so.
+
+    Each process would train by itself. Nothing is asked of an MPI that is not initialised.
+    """
+    module = sys.modules.get("mpi4py.MPI")
+    if module is None or not module.Is_initialized() or module.Is_finalized():
+        return
+    world = module.COMM_WORLD
+    if world.Get_size() > 1:
+        raise InvalidArgumentError(
+            f"[communicator] MPI says that this process is rank {world.Get_rank()} of {world.Get_size()}, but its "
+            "launcher has left no variable that ringreduce knows, so each rank would be alone: say "
+            "init(comm=MPI.COMM_WORLD) to take MPI's ranks, or init(comm=MPI.COMM_SELF) where each is to be alone"
+        )
+
+
 def check_launcher(environ: environment.Environ = os.environ, asked: bool = False) -> None:
     """Raises InvalidArgumentError when MPI runs here, alone, though a launcher started this process as one of many.
 

@@ -1,9 +1,10 @@
 """Which rank is this process, of how many: asked of the arguments, then of each launcher's variables in a fixed order.
 
-Order: arguments, RINGREDUCE_* (ringrun), torchrun, Open MPI, PMIx, MPICH's PMI, RANK and WORLD_SIZE alone, Slurm,
-HOROVOD_*, else one process.
-The first launcher that left its mark answers alone: answers are never mixed. Reads the given mapping and, where a
-launcher names its job nowhere, /proc for the process that started the ranks. Any thread.
+Order: arguments, RINGREDUCE_* (ringrun), torchrun, Open MPI, Hydra's PMI, PMIx, Slurm's PMI, RANK and WORLD_SIZE alone,
+Slurm, HOROVOD_*, else one process.
+The first launcher that left its mark answers alone: answers are never mixed. Where that launcher has started one task,
+and a later one several ranks, the nearer of the two answers. Reads the given mapping and, where a launcher names its
+job nowhere or has started another one, /proc for the processes that this one comes from. Any thread.
 """
 
 from __future__ import annotations
@@ -211,7 +212,35 @@ def _launcher(environ: Environ) -> Launcher | None:
         return _nearer(found[0], mpi, environ)
     if found and found[0].source == "ringrun":
         _check_nothing_within(found[0], found[1:], environ)
+        return found[0]
+    if found and found[0] is not _TORCHRUN:
+        return _nearest(found[0], [known for known in found[1:] if known in _AFTER_MPI], environ)
     return found[0] if found else None
+
+
+def _nearest(first: Launcher, others: list[Launcher], environ: Environ) -> Launcher:
+    """The first, or one of the others that has started this process from the first one's only task.
+
+    A shell of `srun --pty` has the variables of a job of one rank, and so have all ranks that are started there: each
+    would be alone. Raises InvalidArgumentError where /proc does not tell who has started whom.
+    """
+    rank, size = _rank_and_size(first, environ)
+    for other in others:
+        its_rank, its_size = _rank_and_size(other, environ)
+        if first is _RANK_ALONE and other.source == "slurm" and (its_rank, its_size) == (rank, size):
+            return other  # a wrapper of each task has set RANK by what Slurm says; Slurm names the job as well
+        if size != "1" or not its_rank or its_size in ("", "1"):
+            continue
+        is_first = starter.is_nearer(first.marks, other.marks, environ)
+        if is_first is None:
+            raise InvalidArgumentError(
+                f"{_marks(first, environ)} of {first.source} says that this process is alone, {_marks(other, environ)} "
+                f"of {other.source} that it is one of {its_size} ranks, and it cannot be told which of the two has "
+                "started it: unset the variables of the other one"
+            )
+        if not is_first:
+            return other
+    return first
 
 
 def _check_alone(environ: Environ) -> None:
@@ -373,6 +402,8 @@ _TORCH = (("RANK",), ("WORLD_SIZE",), "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_R
 # Ranks inherit the variables of an outer launcher. torchrun comes before MPI's where its own TORCHELASTIC_RUN_ID is
 # set; where both are, _nearer() says which of them has started the other.
 # Slurm's marks include the step: in a batch script, outside srun, there is no step and the process is alone.
+# Hydra comes before PMIx: ranks of its that are started within a step of `srun --mpi=pmix` all have that task's
+# PMIX_RANK, and steps of srun have no MPI_LOCALNRANKS.
 # RANK and WORLD_SIZE are common words: both must be there before they are believed, and MPI's names win over them.
 _TORCHRUN = Launcher("torchrun", ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"), *_TORCH)
 _RANK_ALONE = Launcher("torchrun", ("RANK", "WORLD_SIZE"), *_TORCH)
@@ -381,11 +412,12 @@ _LAUNCHERS = (
     _of("RINGREDUCE_", "ringrun", ("RINGREDUCE_RANK",), _ringrun_job),
     _TORCHRUN,
     _of("OMPI_COMM_WORLD_", "openmpi", ("OMPI_COMM_WORLD_RANK",), _pmix_job),
-    Launcher("pmix", ("PMIX_RANK",), ("PMIX_RANK",), (*_PMI_SIZE, *_SLURM_SIZE), *_SLURM_PLACE, _pmix_job),
     Launcher("mpich", ("PMI_RANK", "MPI_LOCALNRANKS"), ("PMI_RANK",), _PMI_SIZE,
              "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "", "", _pmi_job),
+    Launcher("pmix", ("PMIX_RANK",), ("PMIX_RANK",), (*_PMI_SIZE, *_SLURM_SIZE), *_SLURM_PLACE, _pmix_job),
     Launcher("mpich", ("PMI_RANK",), ("PMI_RANK",), _PMI_SIZE, *_SLURM_PLACE, _pmi_job),  # srun --mpi=pmi2
     _RANK_ALONE,
     Launcher("slurm", ("SLURM_PROCID", "SLURM_STEP_ID"), ("SLURM_PROCID",), _SLURM_SIZE, *_SLURM_PLACE, _slurm_job),
     _of("HOROVOD_", "horovod", ("HOROVOD_RANK",), _horovod_job),
 )  # fmt: skip
+_AFTER_MPI = _LAUNCHERS[_LAUNCHERS.index(_RANK_ALONE) :]

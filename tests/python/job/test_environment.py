@@ -115,6 +115,9 @@ PLACES = [
      Placement(2, 4, 2, 4, 0, 1, "openmpi", "pmix-1181941761")),
     ("mpirun beside RANK and WORLD_SIZE", OPEN_MPI | {"RANK": "0", "WORLD_SIZE": "8"},
      Placement(2, 4, 2, 4, 0, 1, "openmpi", "pmix-1181941761")),
+    ("RANK and WORLD_SIZE by what srun says", SLURM | {"RANK": "3", "WORLD_SIZE": "4"},
+     Placement(3, 4, 3, 4, 0, 1, "slurm", "slurm-77.5")),
+    ("mpirun (MPICH) within srun --mpi=pmix", SRUN_PMIX | HYDRA, Placement(1, 2, 1, 2, 0, 1, "mpich", "slurm-77.5")),
     ("horovod's names lose", HOROVODRUN | SLURM, Placement(3, 4, 3, 4, 0, 1, "slurm", "slurm-77.5")),
     ("an sbatch script outside srun", {k: SLURM[k] for k in ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_ID")},
      Placement(0, 1, 0, 1, 0, 1, "single", "")),
@@ -201,6 +204,7 @@ BAD = [
     ("half a pair", without(RINGRUN, "RINGREDUCE_CROSS_RANK"), ["RINGREDUCE_CROSS_SIZE=1", "_CROSS_RANK is not set"]),
     ("no size", {"OMPI_COMM_WORLD_RANK": "0"}, ["OMPI_COMM_WORLD_SIZE is not set"]),
     ("no telling who is inner", TORCHRUN_OF_1 | OPEN_MPI, ["TORCHELASTIC_RUN_ID=", "OMPI_COMM_WORLD_RANK=2", "env -u"]),
+    ("alone, or one of several", SRUN_OF_1 | HOROVODRUN, ["SLURM_PROCID=0", "HOROVOD_RANK=1 of horovod", "of 2 ranks"]),
     ("no size", {"PMIX_RANK": "0"}, ["PMIX_RANK=0", "PMI_SIZE", "SLURM_NTASKS"]),
     ("no secret", RINGRUN | {"RINGREDUCE_RENDEZVOUS": "name"}, ["RINGREDUCE_RENDEZVOUS"]),
     ("no hex", RINGRUN | {"RINGREDUCE_RENDEZVOUS": "name:xy"}, ["RINGREDUCE_RENDEZVOUS"]),
@@ -347,3 +351,24 @@ def test_a_launcher_within_a_rank_of_ringruns_is_not_overlooked(case: str) -> No
         assert re.search(f"RINGREDUCE_RANK=0 of ringrun and .* of {blamed}, which a rank", done.stderr), done.stderr
     else:
         assert done.stdout.split()[1:4] == ["2", "2", "ringrun"], done.stderr
+
+
+OF_HOROVODRUN = {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"}
+OF_TORCH = {"RANK": "1", "WORLD_SIZE": "2"}
+FROM_ONE_TASK = {
+    "horovodrun from a shell of srun's": (SRUN_OF_1, OF_HOROVODRUN, ["1", "2", "horovod"]),
+    "spawn() from a step of srun's": (SRUN_OF_1, OF_TORCH, ["1", "2", "torchrun"]),
+    "spawn() from a step of srun --mpi=pmix": (ONE_TASK["srun --mpi=pmix"], OF_TORCH, ["1", "2", "torchrun"]),
+    "spawn() from mpirun -np 1": (ONE_TASK["mpirun (MPICH)"], OF_TORCH, ["1", "2", "torchrun"]),
+    "one task of srun's from a rank of horovodrun's": (OF_HOROVODRUN, SRUN_OF_1, ["0", "1", "slurm"]),
+}
+
+
+@pytest.mark.parametrize("case", FROM_ONE_TASK)
+def test_ranks_that_the_only_task_of_a_launcher_has_started_are_not_alone(case: str) -> None:
+    outer, inner, place = FROM_ONE_TASK[case]
+    settings = " ".join(f"{name}={value}" for name, value in inner.items())
+    script = f"{settings} {shlex.join([sys.executable, '-c', PRINT_PLACE])}; exit $?"
+    done = completed(["sh", "-c", script], env=clean_environment() | outer)
+    rank, size, _, source, _ = done.stdout.split()
+    assert [rank, size, source] == place, done.stderr

@@ -189,6 +189,26 @@ def test_mpi_initialized_late_and_finalized_early(mpi: mpis.Mpi, tmp_path: Path)
         assert len(seen) == 10
 
 
+UNKNOWN_LAUNCHER = f"""{SAY}
+from mpi4py import MPI
+for name in [*os.environ]:
+    if name.startswith(("PMI", "OMPI_COMM", "MPI_LOCAL")):
+        del os.environ[name]
+seen = [caught(rr.init)]
+with rr.init(comm=MPI.COMM_SELF) as alone:
+    seen.append(alone.size)
+with rr.init(comm=MPI.COMM_WORLD):
+    seen.append(total())
+say(MPI.COMM_WORLD.rank, seen)
+"""
+
+
+def test_a_launcher_without_known_variables(mpi: mpis.Mpi, tmp_path: Path) -> None:
+    for rank, (error, alone, right) in enumerate(ask(mpi, 2, UNKNOWN_LAUNCHER, tmp_path)):
+        assert error.startswith(f"InvalidArgumentError: [communicator] MPI says that this process is rank {rank} of 2")
+        assert (alone, right) == (1, expected_total(2))
+
+
 # --- communicators ----------------------------------------------------------------------------------------------------
 
 COMMUNICATORS = f"""{SAY}
