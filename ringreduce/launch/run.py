@@ -23,6 +23,7 @@ from ringreduce.launch.command_line import horovodrun
 from ringreduce.launch.command_line.forwarded import without_places
 from ringreduce.launch.command_line.hosts import THIS_HOST, Host, filled, merged, named_hosts, place_on_one_host
 from ringreduce.launch.command_line.options import GRACE_S, MAX_RANKS
+from ringreduce.launch.job import ASKED_GRACE_S
 from ringreduce.launch.launch import STDERR, STDOUT, printable
 from ringreduce.launch.output import Lines, Sink, output_pipe, rank_copies, rank_lines
 from ringreduce.launch.remote.call import CallJob, call_orders
@@ -82,10 +83,12 @@ def run(
         Error: a rank failed; the text has its number and its traceback, __cause__ is its exception if it has one.
         TimeoutError: timeout_s ran out; the text names the ranks that were running.
         InvalidArgumentError: np, hosts or timeout_s make no sense, or fn or its arguments cannot be sent to another
-            process; or this process ignores SIGCHLD.
+            process; or this process ignores SIGCHLD, or was started without stdin, stdout or stderr.
         UnavailableError: horovods asks for what does not exist here, a host cannot be used, or this process may not
             open as many files as the ranks take: the text says which and why.
         TypeError: horovod.run() has no such argument either.
+        KeyboardInterrupt, or what else the handler of a signal raises: the ranks have had SIGINT (else SIGTERM) and up
+            to 30 s to end.
 
     >>> run(max, args=(3, 4), np=2)
     [4, 4]
@@ -94,6 +97,10 @@ def run(
         raise InvalidArgumentError(
             "run(): this process ignores SIGCHLD, so that nobody can learn how a rank ends; before the call: "
             "signal.signal(signal.SIGCHLD, signal.SIG_DFL)"
+        )
+    if None in (sys.stdin, sys.stdout, sys.stderr):  # other files get their numbers, and the ranks these in their place
+        raise InvalidArgumentError(
+            "run(): stdin, stdout or stderr was closed when this process was started: give it /dev/null in its place"
         )
     if timeout_s is not None and math.isnan(timeout_s):  # no time ever comes after it
         raise InvalidArgumentError(f"timeout_s={timeout_s}: expected seconds, or None for no limit")
@@ -142,7 +149,7 @@ def run(
             job.start(lines, results, kept=output_filename is not None)
         else:
             _start(job, python, call, results, without_places(os.environ) | added, lines, (out, err))
-        in_time = job.run(math.inf if timeout_s is None else time.monotonic() + timeout_s)
+        in_time = _run(job, math.inf if timeout_s is None else time.monotonic() + timeout_s)
         if (failed := job.first_cause()) is not None:
             raise results[failed.number].failure(failed, np)
         if why := job.why_not_begun():
@@ -155,6 +162,19 @@ def run(
         return [
             result.value(rank, job.why_lost.get(rank.host, "")) for rank, result in zip(job.ranks, results, strict=True)
         ]
+
+
+def _run(job: CallJob | Supervisor, until: float) -> bool:
+    """job.run(); where a signal's handler raises, as Ctrl-C's does, the ranks get such a signal and time to end.
+
+    They end by themselves, and save what they have. Another Ctrl-C ends the wait, and leaving the job kills them.
+    """
+    try:
+        return job.run(until)
+    except BaseException as error:
+        job.pass_on(signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
+        job.run(time.monotonic() + ASKED_GRACE_S)
+        raise
 
 
 @contextmanager

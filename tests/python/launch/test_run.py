@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deadlines import HANG_S
 from processes import completed
 from ranks import clean_environment
 
@@ -48,8 +49,41 @@ def test_the_ranks_are_a_job() -> None:
     assert ringreduce.run(summed, args=(3,), np=2) == [[1, 3, 5]] * 2
 
 
+def interrupted(parent: int, signum: int, folder: Path) -> None:
+    with ringreduce.init() as world:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            ringreduce.barrier()
+            if world.rank == 0:
+                os.kill(parent, signum)
+            time.sleep(HANG_S)
+        finally:
+            (folder / f"saved.{world.rank}").touch()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGUSR1])
+def test_the_ranks_end_by_themselves_where_a_signal_ends_the_call(signum: int, tmp_path: Path) -> None:
+    def end(*_: Any) -> None:
+        raise KeyboardInterrupt if signum == signal.SIGINT else builtins.TimeoutError("of a handler")
+
+    before = signal.signal(signum, end)
+    try:
+        with pytest.raises((KeyboardInterrupt, builtins.TimeoutError)):
+            run(interrupted, args=(os.getpid(), int(signum), tmp_path), np=2)
+    finally:
+        signal.signal(signum, before)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["saved.0", "saved.1"]
+
+
 def large(nbytes: int) -> bytes:
     return bytes([int(os.environ["RINGREDUCE_RANK"])]) * nbytes
+
+
+def test_a_process_without_stdout_is_told() -> None:
+    code = "import ringreduce; ringreduce.run(max, args=(3, 4), np=1)"
+    done = completed(["sh", "-c", f'exec "$0" -c "{code}" >&-', sys.executable], env=clean_environment())
+    assert done.returncode == 1
+    assert "InvalidArgumentError: run(): stdin, stdout or stderr was closed" in done.stderr
 
 
 def test_results_may_be_large() -> None:
