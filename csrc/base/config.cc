@@ -14,7 +14,8 @@ namespace rr {
 const std::vector<Knob>& knobs() {
   static const std::vector<Knob> table = {
       {"RINGREDUCE_TIMEOUT", "s", "0..1e9", "1800", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
-       "an operation that takes longer fails its group with TimeoutError; 0 = never"},
+       "an operation that takes longer fails its group with TimeoutError; time in which this process was suspended "
+       "does not count; 0 = never"},
       {"RINGREDUCE_STALL_WARNING", "s", "0..1e9", "5", "HOROVOD_STALL_CHECK_TIME_SECONDS",
        "one warning says which ranks an operation waits for, and where they stand, once it waits so long; where it is "
        "not set, later for what usually takes long (docs/user/slow.md); 0 = off"},

@@ -124,6 +124,7 @@ bool WaitLoop::wait_until(const std::function<bool()>& done, const std::function
   std::optional<LinkWait> link_wait;
   const auto look_around = [&] {
     looked_ns = now_ns();
+    running_.look(looked_ns);
     link_wait.reset();  // a handler of signals may take long
     if (interrupt != nullptr) interrupt();
     from_.housekeep();
@@ -214,6 +215,7 @@ void WaitLoop::run_engine() {
   while (!stop_.load(std::memory_order_acquire)) {
     if (const int64_t now = now_ns(); now - looked_ns >= kSleepNs) {
       looked_ns = now;
+      running_.look(now);
       from_.housekeep();
     }
     const SleepScope idle(idle_bell);

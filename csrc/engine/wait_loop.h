@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/stats.h"
 #include "engine/groups.h"
+#include "engine/running_time.h"
 #include "os/bell.h"
 #include "transport/network.h"
 
@@ -33,6 +34,7 @@ class WaitLoop {
   void wake_engine() { ring(*engine_bell_); }
   // And an engine that naps while something is under way.
   void wake_callers() { ring(*wait_bell_); }
+  RunningTime& running() { return running_; }
 
  private:
   friend class Context;
@@ -57,6 +59,7 @@ class WaitLoop {
   Bell* engine_bell_ = nullptr;  // and its engine
   WaitLine* wait_line_ = nullptr;
   Stats* stats_ = nullptr;
+  RunningTime running_;
   std::atomic<int64_t> unyielding_until_ns_{0};   // waits on links do not yield until then
   std::atomic<int> link_waits_{0};                // threads that wait and look at links
   std::atomic<bool> engine_leaves_links_{false};  // the engine sleeps: a waiting thread looks at them

@@ -164,6 +164,9 @@ void Group::finish_all(Interrupt interrupt) {
     const std::string name = "ringreduce.removed";
     request.name = &name;
     wait(*submit(request, interrupt), -1, interrupt);
+  } catch (const MismatchError& error) {  // an unnamed operation that not all have called: the others wait behind it
+    parts_.fail(error);
+    throw;
   } catch (const Error&) {
     throw;
   } catch (...) {  // of the interrupt: a second call would begin anew, where the other members have gone on

@@ -87,7 +87,7 @@ void Joining::check_age(int64_t& since_ns) const {
   const int64_t now = now_ns();
   if (since_ns == 0) since_ns = now;
   const double timeout_s = parts_.context.timeout_s();
-  if (timeout_s <= 0 || static_cast<double>(now - since_ns) * 1e-9 <= timeout_s) return;
+  if (timeout_s <= 0 || parts_.context.wait_loop().running().ran_s(since_ns, now) <= timeout_s) return;
   const std::string unresponsive_ranks = list_of(parts_.members.unresponsive(kUnresponsiveS));
   record_failure(parts_.control(), FatalKind::kTimeout,
                  parts_.from.here() + "] join() did not end within " + parts_.context.timeout_text() +

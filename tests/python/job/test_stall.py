@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from deadlines import SOON_S
+from processes import all_asleep
 from ranks import receive_from_test, run_ranks, send_to_test, start_ranks
 
 from ringreduce.job.failure import failure_report
@@ -102,6 +103,31 @@ def test_a_stopped_rank_times_out() -> None:
             assert re.search(r"rank\(s\):? 1\b", texts[0]) or kind == "messages", texts
             assert leaving_s < SOON_S
             assert moment - stopped < SOON_S
+
+
+def suspended() -> float:
+    import ringreduce as rr
+
+    rr.init()
+    rr.barrier()
+    send_to_test(str(os.getpid()))
+    if rr.rank() == 1:
+        receive_from_test()
+    return float(rr.allreduce(np.full(5000, 1.0 + rr.rank()), op=rr.Sum)[0])
+
+
+def test_a_job_that_is_suspended_as_a_whole_goes_on() -> None:
+    """As a batch system does, for longer than the limit of an operation, which counts the time that ranks run."""
+    with start_ranks(suspended, 2, env={"RINGREDUCE_TIMEOUT": "8"}) as job:
+        for pid in [job.receive(rank) for rank in range(2)]:
+            all_asleep(int(pid))  # rank 0 in its call
+        for signum in (signal.SIGSTOP, signal.SIGCONT):
+            for rank in range(2):
+                job.kill(rank, signum)
+            if signum == signal.SIGSTOP:
+                time.sleep(10)
+        job.send(1, "go")
+        assert [outcome.value for outcome in job.wait()] == [3.0, 3.0], job.report()
 
 
 # --- a rank that is late ----------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ void Watchdog::fail_if_out_of_order(const PendingOperations& pending) const {
 }
 
 void Watchdog::check_age(Operation& operation, int64_t now) const {
-  const double age_s = static_cast<double>(now - operation.submitted_ns) * 1e-9;
+  const double age_s = parts_.context.wait_loop().running().ran_s(operation.submitted_ns, now);
   const double timeout_s = parts_.context.timeout_s();
   late_.look(operation, age_s);
   if (timeout_s <= 0 || age_s <= timeout_s) return;
@@ -108,7 +108,7 @@ std::optional<std::string> Watchdog::why_late(const Operation& operation, bool i
 }
 
 void Watchdog::check_unsubmitted(Operation& waiting, const std::string& why) const {
-  const double age_s = static_cast<double>(now_ns() - waiting.submitted_ns) * 1e-9;
+  const double age_s = parts_.context.wait_loop().running().ran_s(waiting.submitted_ns, now_ns());
   const double warning_s = parts_.from.settings.stall_warning_s;
   if (warning_s > 0 && age_s >= warning_s && !waiting.warned.exchange(true))
     parts_.from.log.warning(parts_.from.where(waiting) + " waits because " + why);
@@ -152,6 +152,10 @@ void Watchdog::look_at_lock_holders() const {
 void Watchdog::fail_if_unresponsive() const {
   const double timeout_s = parts_.context.timeout_s();
   if (timeout_s <= 0) return;
+  // The others may have been stopped together with this rank: they show no sign of life at once.
+  const int64_t now = now_ns();
+  const auto timeout_ns = static_cast<int64_t>(timeout_s * 1e9);
+  if (parts_.context.wait_loop().running().ran_ns(now - timeout_ns, now) < timeout_ns) return;
   const std::string unresponsive_ranks = list_of(parts_.members.unresponsive(timeout_s));
   if (unresponsive_ranks.empty()) return;
   record_failure(parts_.control(), FatalKind::kTimeout,
