@@ -123,17 +123,30 @@ class RandomOperation {
     const bool has_own_output = !is_reduction() && kind_ != Kind::kBroadcast && kind_ != Kind::kScatter;
     const uint8_t* got = has_own_output ? reinterpret_cast<const uint8_t*>(operation_->output.get()) : result_;
     if (has_own_output) expect(operation_->output_nbytes == expected_.size(), text_ + ": another size");
-    const size_t item = itemsize(dtype_);
-    for (size_t at = 0; at < expected_.size(); at += item) {
-      if (rr_test::same(dtype_, got + at, &expected_[at], 1)) continue;
-      expect(false, text_ + ": element " + std::to_string(at / item) + " differs on rank " + std::to_string(me_));
-    }
+    for (size_t r = 0; r < rows_from_.size(); ++r) expect(operation_->counts[r] == rows_from_[r], text_ + ": rows");
+    check_same(dtype_, got, expected_);
+    for (const Tensor& more : memory_->more) check_same(more.dtype, more.data.data(), more.expected);
   }
 
  private:
+  struct Tensor {
+    DType dtype;
+    Bytes data, expected;
+  };
+
   struct Memory {
     Bytes input, output;
+    std::vector<Tensor> more;  // of a group, in place
   };
+
+  void check_same(DType dtype, const uint8_t* got, const Bytes& wanted) const {
+    const size_t item = itemsize(dtype);
+    for (size_t at = 0; at < wanted.size(); at += item) {
+      if (rr_test::same(dtype, got + at, &wanted[at], 1)) continue;
+      expect(false, text_ + ": element " + std::to_string(at / item) + " of " + rr::name(dtype) + " differs on rank " +
+                        std::to_string(me_));
+    }
+  }
 
   bool is_reduction() const {
     return kind_ == Kind::kAllreduce || kind_ == Kind::kReduce || kind_ == Kind::kReduceScatter;
@@ -151,16 +164,24 @@ class RandomOperation {
              (kind_ == Kind::kReduceScatter && op_ != ReduceOp::kSum && op_ != ReduceOp::kAverage));
     if (!is_reduction()) return;
     request_.op = op_;
+    draw_codec();
     if (!is_scalable(dtype_, op_) || random_() % 3 != 0) return;
     request_.prescale = one_of(random_, std::vector<double>{0.5, 2.0, -1.0, 4.0});
     request_.postscale = one_of(random_, std::vector<double>{1.0, 0.5, 2.0, -1.0});
+  }
+
+  // A sum of these values is exact in 16 bits; an average is not.
+  void draw_codec() {
+    const bool takes_codec = op_ == ReduceOp::kSum || op_ == ReduceOp::kMin || op_ == ReduceOp::kMax;
+    if (kind_ != Kind::kAllreduce || dtype_ != DType::kFloat32 || !takes_codec) return;
+    request_.codec = one_of(random_, std::vector<Codec>{Codec::kNone, Codec::kFp16, Codec::kBf16});
   }
 
   void describe() {
     text_ = std::string(rr::name(kind_)) + " " + rr::name(dtype_) + " " + rr::name(op_) + " of " +
             std::to_string(count_) + ", rows of " + std::to_string(row_) + ", factors " +
             std::to_string(request_.prescale) + " " + std::to_string(request_.postscale) + ", root " +
-            std::to_string(root_) + (is_in_place_ ? ", in place" : "") +
+            std::to_string(root_) + ", codec " + rr::name(request_.codec) + (is_in_place_ ? ", in place" : "") +
             (request_.name != nullptr ? ", named" : ", unnamed") + ", seed " + std::to_string(seed_);
   }
 
@@ -189,9 +210,34 @@ class RandomOperation {
     request_.dsts = {tensor(memory_->output, mine.count())};
     if (is_in_place_) request_.dsts[0].data = request_.srcs[0].data + mine.begin * row_ * itemsize(dtype_);
     result_ = reinterpret_cast<const uint8_t*>(request_.dsts[0].data);
-    is_receiver_ = kind_ != Kind::kReduce || is_root();
     const Reduction reduction = {dtype_, op_, request_.prescale, request_.postscale, static_cast<int>(size_)};
+    if (kind_ == Kind::kReduce && !is_root()) {  // gets nothing, and keeps what it gives
+      expected_ = memory_->input;
+      result_ = memory_->input.data();
+      return;
+    }
     expected_ = repeated(rr_test::oracle(reduction, given_), dtype_, mine.begin * row_, mine.count() * row_);
+    if (kind_ == Kind::kAllreduce && random_() % 3 == 0) add_tensors();
+  }
+
+  // To a group, of other dtypes where the operation has a meaning there.
+  void add_tensors() {
+    memory_->more.resize(1 + random_() % 4);
+    for (Tensor& more : memory_->more) {
+      const DType drawn = one_of(random_, kDtypes);
+      const bool is_plain = request_.codec == Codec::kNone && request_.prescale == 1.0 && request_.postscale == 1.0;
+      more.dtype = is_plain && is_meaningful(drawn, op_) ? drawn : dtype_;
+      const size_t count = one_of(random_, kCounts) / 2;
+      std::vector<Bytes> given;
+      for (size_t r = 0; r < size_; ++r) given.push_back(pattern(more.dtype, op_, seed_ + 31 * r + 7));
+      const Reduction reduction = {more.dtype, op_, request_.prescale, request_.postscale, static_cast<int>(size_)};
+      more.expected = repeated(rr_test::oracle(reduction, given), more.dtype, 0, count);
+      more.data = repeated(given[me_], more.dtype, 0, count);
+      request_.srcs.push_back(view(more.data, more.dtype));
+      request_.srcs.back().count = request_.srcs.back().dims[0] = count;
+      request_.dsts.push_back(request_.srcs.back());
+    }
+    text_ += ", and " + std::to_string(memory_->more.size()) + " more tensors";
   }
 
   void spread() {
@@ -227,6 +273,7 @@ class RandomOperation {
     for (size_t from = 0; from < size_; ++from) {
       const Bytes part = repeated(given_[from], dtype_, begin(from, me_) * row_, splits[from][me_] * row_);
       expected_.insert(expected_.end(), part.begin(), part.end());
+      rows_from_.push_back(splits[from][me_]);
     }
   }
 
@@ -244,6 +291,7 @@ class RandomOperation {
   Request request_;
   const std::shared_ptr<Memory> memory_ = std::make_shared<Memory>();
   Bytes expected_;
+  std::vector<size_t> rows_from_;  // by rank, of what is gathered
   const uint8_t* result_ = nullptr;
   bool is_receiver_ = true;
   std::string text_;
@@ -268,7 +316,8 @@ void play(Rank& rank, uint64_t seed) {
 
 TEST_CASE("random collectives on hosts of many shapes") {
   const std::vector<std::string> algorithms = {"auto", "auto", "auto", "ring", "recursive_doubling", "tree"};
-  Random random(seed(1));
+  const unsigned run_seed = seed(1);
+  Random random(run_seed);
   const int turns = rounds(60);
   for (int turn = 0; turn < turns; ++turn) {
     const std::vector<int>& host_of = one_of(random, kShapes);
@@ -282,6 +331,7 @@ TEST_CASE("random collectives on hosts of many shapes") {
     CAPTURE(algorithm);
     CAPTURE(chunk);
     CAPTURE(link_nbytes);
+    CAPTURE(run_seed);
     CAPTURE(drawn);
     const Environment environment{{"RINGREDUCE_ALGORITHM", algorithm}, {"RINGREDUCE_CHUNK", chunk}};
     CHECK_NOTHROW(run_hosts(host_of, [&](Rank& rank) { play(rank, drawn); }, 64, link_nbytes));
