@@ -234,19 +234,17 @@ def _view(value: Any) -> Array | None:
         if is_opaque:
             return None
         try:
-            return np.from_dlpack(value) if not _is_bfloat16_of_torch(value) else _bfloat16_of_torch(value)
+            return _from_dlpack(value)
         except (BufferError, RuntimeError, TypeError) as error:
             raise InvalidArgumentError(f"this {kind} cannot be read through DLPack: {error}") from error
     return None
 
 
-def _is_bfloat16_of_torch(value: Any) -> bool:
+def _from_dlpack(value: Any) -> Array:
+    """np.from_dlpack(), which knows no bfloat16: of torch's tensors it reads integers of the same bits."""
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16
-
-
-def _bfloat16_of_torch(tensor: Any) -> Array:
-    """Over the tensor's memory. NumPy reads no bfloat16 through DLPack: it reads integers of the same bits."""
+    if torch is None or not isinstance(value, torch.Tensor) or value.dtype != torch.bfloat16:
+        return np.from_dlpack(value)
     try:
         from ml_dtypes import bfloat16
     except ImportError:
@@ -254,7 +252,7 @@ def _bfloat16_of_torch(tensor: Any) -> Array:
             "a Tensor of bfloat16 needs the package ml_dtypes here (pip install ml_dtypes); ringreduce.torch "
             "takes it as it is"
         ) from None
-    return np.from_dlpack(tensor.view(sys.modules["torch"].int16)).view(bfloat16)
+    return np.from_dlpack(value.view(torch.int16)).view(bfloat16)
 
 
 def _elsewhere(kind: str, where: str) -> UnavailableError:

@@ -134,13 +134,19 @@ def world_rank() -> int:
     return int(sys.modules["mpi4py.MPI"].COMM_WORLD.Get_rank())
 
 
+def _running_mpi() -> Any:
+    """mpi4py's module where the program has imported it and MPI is initialised and not finalised, else None."""
+    module = sys.modules.get("mpi4py.MPI")
+    return module if module is not None and module.Is_initialized() and not module.Is_finalized() else None
+
+
 def check_alone() -> None:
     """Raises InvalidArgumentError when MPI runs here with several ranks, though no launcher says so.
 
     Each process would train by itself. Nothing is asked of an MPI that is not initialised.
     """
-    module = sys.modules.get("mpi4py.MPI")
-    if module is None or not module.Is_initialized() or module.Is_finalized():
+    module = _running_mpi()
+    if module is None:
         return
     world = module.COMM_WORLD
     if world.Get_size() > 1:
@@ -161,9 +167,9 @@ def check_launcher(environ: environment.Environ = os.environ, asked: bool = Fals
         asked: whether the ranks are to come from MPI, which ringrun's and torchrun's know nothing of; otherwise they
             are left alone, whatever MPI says.
     """
-    module = sys.modules.get("mpi4py.MPI")
     started = environment.launcher_size(environ)
-    if module is None or started is None or not module.Is_initialized() or module.Is_finalized():
+    module = _running_mpi()
+    if module is None or started is None:
         return
     launcher, size = started
     world = module.COMM_WORLD.Get_size()

@@ -207,15 +207,16 @@ def _launcher(environ: Environ) -> Launcher | None:
     found = [known for known in _LAUNCHERS if all(mark in environ for mark in known.marks)]
     if is_told_by_us(environ):
         found = [known for known in found if known is not _RANK_ALONE]
-    mpi = next((known for known in found if known.source in _OF_MPI), None)
-    if found and found[0] is _TORCHRUN and mpi is not None:
-        return _nearer(found[0], mpi, environ)
-    if found and found[0].source == "ringrun":
-        _check_nothing_within(found[0], found[1:], environ)
-        return found[0]
-    if found and found[0] is not _TORCHRUN:
-        return _nearest(found[0], [known for known in found[1:] if known in _AFTER_MPI], environ)
-    return found[0] if found else None
+    if not found:
+        return None
+    first, *others = found
+    if first.source == "ringrun":
+        _check_nothing_within(first, others, environ)
+        return first
+    if first is _TORCHRUN:
+        mpi = next((known for known in others if known.source in _OF_MPI), None)
+        return first if mpi is None else _nearer(first, mpi, environ)
+    return _nearest(first, [known for known in others if known in _AFTER_MPI], environ)
 
 
 def _nearest(first: Launcher, others: list[Launcher], environ: Environ) -> Launcher:
