@@ -14,20 +14,13 @@ namespace rr {
 class RunningTime {
  public:
   // Several times a second, from any thread: where no thread has looked for longer than kPauseNs, none has run.
-  void look(int64_t now_ns) {
-    const auto known = known_.lock();
-    if (known->looked_ns != 0 && now_ns - known->looked_ns > kPauseNs) {
-      known->pauses.push_back({known->looked_ns, now_ns});
-      if (known->pauses.size() > kPausesMost) known->pauses.pop_front();
-    }
-    known->looked_ns = std::max(known->looked_ns, now_ns);
-  }
+  void look(int64_t now_ns) { known_.lock()->look(now_ns); }
 
   // Of the time between the two moments, that without pauses: in nanoseconds, at least 0.
   int64_t ran_ns(int64_t since_ns, int64_t now_ns) {
-    look(now_ns);
     int64_t ran_ns = now_ns - since_ns;
     const auto known = known_.lock();
+    known->look(now_ns);
     for (const Pause& pause : known->pauses)
       ran_ns -= std::max<int64_t>(0, std::min(now_ns, pause.end_ns) - std::max(since_ns, pause.begin_ns));
     return std::max<int64_t>(0, ran_ns);
@@ -44,6 +37,14 @@ class RunningTime {
   struct Known {
     int64_t looked_ns = 0;  // 0: never
     std::deque<Pause> pauses;
+
+    void look(int64_t now_ns) {
+      if (looked_ns != 0 && now_ns - looked_ns > kPauseNs) {
+        pauses.push_back({looked_ns, now_ns});
+        if (pauses.size() > kPausesMost) pauses.pop_front();
+      }
+      looked_ns = std::max(looked_ns, now_ns);
+    }
   };
   Guarded<Known> known_;
 };

@@ -113,11 +113,15 @@ std::vector<int> Members::missing(const Operation& operation) const {
 }
 
 std::vector<int> Members::unresponsive(double seconds) const {
-  std::vector<int> ranks;
   const int64_t since = now_ns() - static_cast<int64_t>(seconds * 1e9);
+  return unresponsive([since](int64_t seen_ns) { return seen_ns < since; });
+}
+
+std::vector<int> Members::unresponsive(const std::function<bool(int64_t)>& is_too_old) const {
+  std::vector<int> ranks;
   for (int r = 0; r < from_.size(); ++r) {
     if (r != from_.rank && from_.hosts.is_here(r) &&
-        from_.control.line(r).seen_ns.load(std::memory_order_relaxed) < since) {
+        is_too_old(from_.control.line(r).seen_ns.load(std::memory_order_relaxed))) {
       ranks.push_back(from_.world_ranks[static_cast<size_t>(r)]);
     }
   }

@@ -30,6 +30,8 @@ class Members {
   std::vector<int> missing(const Operation& operation) const;
   // World ranks none of whose threads has looked around for so long: stopped, or in a machine that gives them no time.
   std::vector<int> unresponsive(double seconds) const;
+  // The same; is_too_old: told when a thread last has.
+  std::vector<int> unresponsive(const std::function<bool(int64_t seen_ns)>& is_too_old) const;
   // Whether a rank's process has ended, as far as is known.
   bool is_dead(int rank) const { return cause_of_death_(from_.world_ranks[static_cast<size_t>(rank)]) != nullptr; }
   // Why this rank cannot announce more, in words, where its leader has not passed on what it has announced.

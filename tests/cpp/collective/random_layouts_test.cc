@@ -18,7 +18,7 @@ using rr_test::Bytes;
 using Random = std::mt19937_64;
 
 constexpr size_t kPeriod = 1009;  // a tensor repeats so many elements: a prime, so that chunks differ from one another
-constexpr std::byte kUnwritten{0xEE};
+constexpr uint8_t kUnwritten = 0xEE;
 
 // The host of each rank: hosts of unlike sizes, hosts whose ranks are not neighbours, and one host.
 const std::vector<std::vector<int>> kShapes = {
@@ -195,7 +195,7 @@ class RandomOperation {
   }
 
   Bytes unwritten(size_t rows) const {
-    Bytes bytes(rows * row_ * itemsize(dtype_), static_cast<uint8_t>(kUnwritten));
+    Bytes bytes(rows * row_ * itemsize(dtype_), kUnwritten);
     bytes.reserve(1);
     return bytes;
   }

@@ -153,15 +153,10 @@ void Watchdog::fail_if_unresponsive() const {
   const double timeout_s = parts_.context.timeout_s();
   if (timeout_s <= 0) return;
   // Ranks that were stopped together with this one have shown no sign of life either: that time does not count.
-  const int64_t now = now_ns();
-  std::vector<int> silent;
-  for (int r = 0; r < parts_.from.size(); ++r) {
-    if (r == parts_.from.rank || !parts_.from.hosts.is_here(r)) continue;
-    const int64_t seen_ns = parts_.control().line(r).seen_ns.load(std::memory_order_relaxed);
-    if (parts_.context.wait_loop().running().ran_s(seen_ns, now) > std::max(timeout_s, kUnresponsiveS))
-      silent.push_back(parts_.from.world_ranks[static_cast<size_t>(r)]);
-  }
-  const std::string unresponsive_ranks = list_of(silent);
+  const auto is_too_old = [&, now = now_ns()](int64_t seen_ns) {
+    return parts_.context.wait_loop().running().ran_s(seen_ns, now) > std::max(timeout_s, kUnresponsiveS);
+  };
+  const std::string unresponsive_ranks = list_of(parts_.members.unresponsive(is_too_old));
   if (unresponsive_ranks.empty()) return;
   record_failure(parts_.control(), FatalKind::kTimeout,
                  parts_.from.here() + "] rank(s) " + unresponsive_ranks + " showed no sign of life for " +
